@@ -1,0 +1,1 @@
+"""DeltaNet-style linear transformers in JAX."""

@@ -1,0 +1,253 @@
+"""The delta rule in chunks (WY/UT form), with a backward that recomputes the states.
+
+Mathematics, for one chunk and one head, in README.md beside this file. The two kinds of rows that
+meet keys and state, queries and keys, are stacked as F = [Q, K], so one product serves both.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops.triangular import unit_lower_inverse
+
+# Tokens that are worked on together. The intermediates of one block stay in the CPU's cache, none
+# of them ever has the length of the sequence, and a block still fills a GPU. BUILD_NOTES.md has
+# the measurements; a decay per key channel makes every score sixteen times as large.
+_BLOCK_TOKENS = 512
+_BLOCK_TOKENS_VECTOR = 128
+
+
+class Inputs(NamedTuple):
+  """Whole sequences `[B L H ·]`, or one chunk of one head `[C ·]`; `carry_run` is per chunk."""
+
+  q: jax.Array
+  k: jax.Array
+  v: jax.Array
+  beta: jax.Array
+  g: jax.Array | None
+  run: jax.Array | None
+  carry_run: jax.Array | None
+
+
+def chunkwise(q, k, v, beta, g, S0, run, *, scale, chunk, autodiff=False):
+  """(o, S) of the delta rule, `[B L H ·]`; q and k may have fewer heads than v.
+
+  Args:
+    run: `[B L]` number of each token's document, ascending, or None.
+    autodiff: leaves the gradient to JAX, which then keeps every intermediate; for comparison.
+  """
+  L = q.shape[1]
+  C = min(chunk, 1 << (L - 1).bit_length())
+  limit = _BLOCK_TOKENS if g is None or g.ndim == 3 else _BLOCK_TOKENS_VECTOR
+  chunks = -(-L // C)
+  blocks = -(-chunks // max(limit // C, 1))
+  per_block = -(-chunks // blocks)
+  pad = blocks * per_block * C - L
+  if pad:
+    # A padded token has beta = 0 and g = 0: it leaves the state as it is.
+    q, k, v, beta, g = jax.tree.map(lambda x: _pad(x, pad), (q, k, v, beta, g))
+    run = None if run is None else _pad(run, pad, mode="edge")
+  carry_run = None
+  if run is not None:
+    # The state a chunk receives belongs to the document of the token before it, S0 to the first.
+    carry_run = jnp.concatenate([run[:, :1], run[:, C - 1 : -1 : C]], axis=1)
+  inputs = Inputs(q, k, v, beta, g, run, carry_run)
+  if autodiff:
+    (o, S), _ = _forward(inputs, S0, scale, C, per_block)
+  else:
+    o, S = _chunkwise(inputs, S0, scale, C, per_block)
+  return (o[:, :L] if pad else o), S
+
+
+def _pad(x, pad, **kwargs):
+  return jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2), **kwargs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnames=("scale", "C", "per_block"))
+def _chunkwise(inputs, S0, scale, C, per_block):
+  return _forward(inputs, S0, scale, C, per_block)[0]
+
+
+def _forward(inputs, S0, scale, C, per_block):
+  """o and S, and as residuals the inputs and the chunk inverses."""
+
+  def one_block(carry, i):
+    S, o = carry
+    x = _block(inputs, i, scale, C, per_block, S.dtype)
+    decay, P, A = _over_chunks(_intra)(x)
+    X = unit_lower_inverse(A)
+    S, O = lax.scan(_over_heads(_output), S, (x, decay, P, X))
+    return (S, _write(o, O, i)), X
+
+  o = jnp.zeros(inputs.v.shape, inputs.v.dtype)
+  with _precision(inputs):
+    (S, o), X = lax.scan(one_block, (S0, o), _numbers(inputs, C, per_block))
+  return (o, S), (inputs, S0, X)
+
+
+def _backward(scale, C, per_block, residuals, cotangents):
+  """Gradients of every input: the states block by block, then all chunks in reverse."""
+  inputs, S0, X = residuals
+  do, dS = cotangents
+
+  def states_of_block(S, i, X):
+    x = _block(inputs, i, scale, C, per_block, S.dtype)
+    decay = _over_chunks(_decay)(x)
+    return x, decay, lax.scan(_over_heads(_state), S, (x, decay, X))
+
+  def first_pass(S, ix):
+    _, _, (S_next, _) = states_of_block(S, *ix)
+    return S_next, S
+
+  def second_pass(carry, ixs):
+    dS, grads = carry
+    i, X, S = ixs
+    x, decay, (_, states) = states_of_block(S, i, X)
+    dO = _split_heads(_slice(do, i, C * per_block), C, S.shape[1], S.dtype)
+    xs = (x, decay, X, states, dO)
+    dS, (dq, *rest) = lax.scan(_over_heads(_gradient), dS, xs, reverse=True)
+    grads = jax.tree.map(lambda old, new: _write(old, new, i), grads, (dq * scale, *rest))
+    return (dS, grads), None
+
+  grads = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(inputs[:5]))
+  numbers = _numbers(inputs, C, per_block)
+  with _precision(inputs):
+    _, S = lax.scan(first_pass, S0, (numbers, X))
+    (dS, grads), _ = lax.scan(second_pass, (dS, grads), (numbers, X, S), reverse=True)
+  return Inputs(*grads, run=None, carry_run=None), dS
+
+
+_chunkwise.defvjp(_forward, _backward)
+
+
+def _precision(inputs):
+  # Where float32 products are a choice (TPU, GPU): none for bf16 inputs, exact for float32 ones.
+  exact = jnp.finfo(inputs.v.dtype).bits >= 32
+  return jax.default_matmul_precision("highest" if exact else "default")
+
+
+def _numbers(inputs, C, per_block):
+  return jnp.arange(inputs.q.shape[1] // (C * per_block))
+
+
+def _slice(x, i, size):
+  return lax.dynamic_slice_in_dim(x, i * size, size, axis=1)
+
+
+def _split_heads(x, C, heads, dtype):
+  """[B T H ·] to [T/C B heads C ·], each head repeated to make up `heads`."""
+  B, T, H = x.shape[:3]
+  x = jnp.moveaxis(x.reshape(B, T // C, C, *x.shape[2:]), (1, 3), (0, 2)).astype(dtype)
+  return x if heads == H else jnp.repeat(x, heads // H, axis=2)
+
+
+def _write(whole, block, i):
+  """Puts the chunks [M B heads C ·] of block i into [B L H ·], summing repeated heads."""
+  M, B, heads, C = block.shape[:4]
+  H = whole.shape[2]
+  if heads != H:
+    block = block.reshape(M, B, H, heads // H, *block.shape[3:]).sum(axis=3)
+  block = jnp.moveaxis(block, (0, 2), (1, 3)).reshape(B, M * C, *whole.shape[2:])
+  return lax.dynamic_update_slice_in_dim(whole, block.astype(whole.dtype), i * M * C, axis=1)
+
+
+def _block(inputs, i, scale, C, per_block, dtype):
+  """Block i of the inputs as chunks, [M B H C ·]."""
+  heads = inputs.v.shape[2]
+  q, k, v, beta, g = jax.tree.map(
+    lambda x: _split_heads(_slice(x, i, C * per_block), C, heads, dtype), tuple(inputs[:5])
+  )
+  run, carry_run = inputs.run, inputs.carry_run
+  if run is not None:
+    run = _split_heads(_slice(run, i, C * per_block)[:, :, None], C, heads, run.dtype)
+    carry_run = _split_heads(_slice(carry_run, i, per_block)[:, :, None], 1, heads, run.dtype)
+    carry_run = carry_run[..., 0]
+  return Inputs(q * scale, k, v, beta, g, run, carry_run)
+
+
+def _over_heads(f):
+  return jax.vmap(jax.vmap(f))
+
+
+def _over_chunks(f):
+  return jax.vmap(_over_heads(f))
+
+
+# From here on: one chunk of one head.
+
+
+def _decay(x):
+  return decays.chunk_decay(x.g, x.run, x.carry_run, x.v.dtype)
+
+
+def _causal(C, dtype):
+  """Which scores there are: Q K^T on and below the diagonal, K K^T strictly below it."""
+  lower = np.tril(np.ones((C, C)))
+  return jnp.asarray(np.stack([lower, np.tril(lower, -1)]), dtype)
+
+
+def _scores(F, K, decay):
+  return decays.scores(F, K, decay, _causal(K.shape[0], K.dtype))
+
+
+def _intra(x):
+  decay = _decay(x)
+  P, KK = _scores(jnp.stack([x.q, x.k]), x.k, decay)
+  return decay, P, x.beta[:, None] * KK
+
+
+def _into(F, decay):
+  """Rows F [... C dk] as they meet the carried state."""
+  return F if decay is None else F * decay.into.reshape((1,) * (F.ndim - 2) + decay.into.shape)
+
+
+def _next_state(S, R, x, decay):
+  if decay is None:
+    return S + x.k.T @ R
+  return decay.whole * S + (decay.out * x.k).T @ R
+
+
+def _output(S, xs):
+  x, decay, P, X = xs
+  QS, KS = _into(jnp.stack([x.q, x.k]), decay) @ S
+  R = X @ (x.beta[:, None] * (x.v - KS))
+  return _next_state(S, R, x, decay), QS + P @ R
+
+
+def _state(S, xs):
+  x, decay, X = xs
+  Z = x.v - _into(x.k, decay) @ S
+  R = X @ (x.beta[:, None] * Z)
+  return _next_state(S, R, x, decay), (S, Z, R)
+
+
+def _gradient(dS, xs):
+  """dS of the state before the chunk and (dq, dk, dv, dbeta, dg), from dS after it."""
+  x, decay, X, (S, Z, R), dO = xs
+  F = jnp.stack([x.q, x.k])
+  G, pull = jax.vjp(lambda F, K: _scores(F, K, decay), F, x.k)
+  P, KK = G
+  k_out = x.k if decay is None else x.k * decay.out
+  dY = X.T @ (P.T @ dO + k_out @ dS)
+  # Both kinds of rows again: dO for the queries, -beta dY for the keys; E is the gradient of G.
+  D = jnp.stack([dO, -dY])
+  E = jnp.einsum("xiv,jv->xij", D, R) * _causal(R.shape[0], R.dtype)
+  dbeta = (dY * Z).sum(axis=1) + (E[1] * KK).sum(axis=1)
+  strength = jnp.stack([jnp.ones_like(x.beta), x.beta])[:, :, None]
+  D, E = strength * D, strength * E
+
+  dF_S, dk_S, carried = _into(D @ S.T, decay), R @ dS.T, None
+  dS_before = jnp.einsum("xid,xiv->dv", _into(F, decay), D)
+  if decay is None:
+    dS_before = dS + dS_before
+  else:
+    dk_S = decay.out * dk_S
+    dS_before = decay.whole * dS + dS_before
+    carried = (decay.whole * S * dS).sum(axis=1)
+  dF, dk, dg = decays.score_gradients(x.g, F, x.k, G, E, pull, dF_S, dk_S, carried)
+  return dS_before, (dF[0], dF[1] + dk, -D[1], dbeta, dg)
