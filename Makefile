@@ -1,19 +1,26 @@
 # `make demo` and `make test` do everything on a fresh machine with Python 3.11.
 PYTHON ?= python3.11
 BIN := .venv/bin
+INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := .venv/.installed
+# The compilers for GPU and TPU, apart: with them installed jax looks for devices that are not there.
+AOT_INSTALLED := .venv-aot/.installed
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-kernels test-slow lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.kernel_speed
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not aot"
 
-# Checks that take minutes each: memory at full length, long ugly inputs in every gate.
+# Kernels once more: interpreted, and compiled by the real TPU and GPU compilers (no device needed).
+test-kernels: $(AOT_INSTALLED)
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest tests/pallas_kernels
+
+# The whole grid of lengths, chunks, gates and documents.
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -25,8 +32,13 @@ format: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python $(INSTALL) -e ".[dev]"
+	touch $@
+
+$(AOT_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-aot
+	.venv-aot/bin/python $(INSTALL) -e ".[dev,aot]"
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-aot .pytest_cache .ruff_cache *.egg-info

@@ -115,28 +115,31 @@ def _vector_scores(F, K, decay):
     _difference(hi[:, :, None], lo[:, :, None], hi[:, None], lo[:, None], below)
   )  # [n c c dk]
   diagonal = jnp.einsum("xnid,nijd->xnij", F, Ks[:, None] * inner)
-  G = diagonal[:, :, :, None, :] * np.eye(n, dtype=F.dtype)[None, :, None, :, None]
+  # [X n c (n c)]: rank four throughout, see `_over_chunks` of the delta rule for why that matters.
+  own = np.kron(np.eye(n), np.ones((1, c)))
+  G = jnp.concatenate([diagonal] * n, axis=3) * jnp.asarray(own, F.dtype)[None, :, None]
   if n > 1:
-    earlier = np.tril(np.ones((n, n), bool), -1)
+    earlier = np.kron(np.tril(np.ones((n, n)), -1), np.ones((1, c)))[:, :, None]
     hi_z, lo_z = hi[:, :1], lo[:, :1]
     from_pivot = jnp.exp((hi - hi_z) + (lo - lo_z))
-    to_pivot = jnp.exp(
-      _difference(hi_z[:, None], lo_z[:, None], hi[None], lo[None], earlier[:, :, None, None])
-    )  # [n n c dk]
-    keys = Ks[None] * to_pivot * earlier[:, :, None, None].astype(F.dtype)
-    G = G + jnp.einsum("xnid,nmjd->xnimj", F * from_pivot[None], keys)
+    whole = lambda x: x.reshape(1, n * c, dk)
+    to_pivot = jnp.exp(_difference(hi_z, lo_z, whole(hi), whole(lo), earlier > 0))  # [n (n c) dk]
+    keys = whole(Ks) * to_pivot * jnp.asarray(earlier, F.dtype)
+    G = G + jnp.einsum("xnid,njd->xnij", F * from_pivot[None], keys)
   return G.reshape(X, n * c, n * c)[:, :C, :C]
 
 
-def score_gradients(g, F, K, G, E, pull, dF_S, dK_S, carried):
+def score_gradients(g, F, K, decay: Decay | None, G, E, dF_S, dK_S, carried):
   """(dF, dK, dg) of one chunk; g_s is felt by all that passes from before token s to s or later.
 
   Args:
     g: `[C]`, `[C dk]` or None, as given.
-    G, E: scores `[X C C]` and their gradient, E masked as G; `pull` is the vjp of `scores`.
+    G, E: scores `[X C C]` and their gradient, E zero where `scores` was masked.
     dF_S, dK_S: gradients of F and K through the carried state (rows read it, keys write it).
     carried: `[dk]`, the gradient through the carried state's own decay.
   """
+  # Scores are linear in F and in K, so this computes no score anew.
+  _, pull = jax.vjp(lambda F, K: scores(F, K, decay, jnp.ones_like(G)), F, K)
   if g is None:
     dF, dK = pull(E)
     return dF + dF_S, dK + dK_S, None

@@ -2,12 +2,18 @@
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 
-Implementation = Literal["recurrent", "chunkwise", "parallel"]
+Implementation = Literal[
+  "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
+]
+# What a platform runs if it is not told; the kernels' own limits are in `_kernel_serves`.
+_BY_BACKEND = {"cpu": "chunkwise", "tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 
 
 def delta_rule(
@@ -20,8 +26,9 @@ def delta_rule(
   S0: Float[Array, "B Hv dk dv"] | None = None,
   segment_ids: Int[Array, "B L"] | None = None,
   scale: float = 1.0,
-  chunk: int = 64,
+  chunk: int | None = None,
   implementation: Implementation | None = None,
+  inverse_precision: str | None = None,
   interpret: bool = False,
 ) -> tuple[Float[Array, "B L Hv dv"], Float[Array, "B Hv dk dv"]]:
   """S_t = S' + k_t (x) beta_t (v_t - k_t S'), S' = exp(g_t) S_{t-1}; o_t = scale q_t S_t.
@@ -35,10 +42,14 @@ def delta_rule(
     S0: state before the first token, zeros if None.
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
-    chunk: largest chunk of the chunkwise form, a power of two.
+    chunk: largest chunk, a power of two; None is the implementation's best (64, on TPU 128).
     implementation: "recurrent" (the definition, a scan over tokens), "chunkwise" (a scan over
-      chunks, products inside) or "parallel" (L x L matrices). None takes the fastest of the
-      platform. A named one runs or raises.
+      chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
+      kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
+      takes the fastest that this process's platform has for these inputs; "by_platform" leaves
+      the same choice to the platform a program is lowered for, so it can be exported to several.
+    inverse_precision: how a kernel multiplies inside (I + A)^-1, "bf16", "bf16x3", "bf16x6" or
+      "substitution"; None is exact to float32 for float32 inputs. Plain JAX is always exact.
     interpret: runs a Pallas kernel on the CPU; refused by implementations without one.
 
   Returns:
@@ -57,28 +68,80 @@ def delta_rule(
     _check_shape("S0", S0, (B, Hv, dk, dv), "[B, Hv, dk, dv]")
   _check_floating(q=q, k=k, v=v, beta=beta, g=g, S0=S0)
   _check_segment_ids(segment_ids, (B, L))
-  if not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1):
+  if chunk is not None and (not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1)):
     raise ValueError(f"chunk is {chunk!r}, expected a power of two, for instance 64.")
-  implementation = implementation or "chunkwise"
+  if implementation is None:
+    serves = _kernel_serves(q, k, v, g, S0)
+    implementation = _BY_BACKEND.get(jax.default_backend(), "chunkwise") if serves else "chunkwise"
   if implementation not in get_args(Implementation):
     raise ValueError(
       f"implementation is {implementation!r}, expected one of {list(get_args(Implementation))}."
     )
-  if interpret:
+  kernel = implementation in ("pallas_tpu", "pallas_gpu", "triton")
+  if interpret and (not kernel or implementation == "triton"):
     raise ValueError(
-      f"interpret=True is for Pallas kernels, and implementation {implementation!r} has none."
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  if inverse_precision is not None and not kernel:
+    raise ValueError(
+      f"inverse_precision={inverse_precision!r} is for kernels, and implementation"
+      f" {implementation!r} always inverts exactly."
     )
 
+  options = dict(g=g, S0=S0, segment_ids=segment_ids, scale=float(scale), chunk=chunk)
+  if kernel:
+    options |= dict(inverse_precision=inverse_precision, interpret=interpret)
+    return _kernel(implementation, q, k, v, beta, **options)
+  if implementation == "by_platform":
+    return _by_platform(q, k, v, beta, **options)
   dtype = _state_dtype(q, k, v, beta, g, S0)
   run = None if segment_ids is None else _runs(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
-    return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk)
+    return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk or 64)
   form = reference.recurrent if implementation == "recurrent" else parallel.parallel
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, run)
   return o.astype(v.dtype), S
+
+
+def _kernel_serves(q, k, v, g, S0):
+  """Whether the kernels take these inputs: one dtype, bfloat16 or float32, no gate per channel."""
+  narrow = q.dtype == k.dtype == v.dtype and v.dtype in (jnp.bfloat16, jnp.float32)
+  wide = S0 is not None and S0.dtype == jnp.float64
+  return narrow and not wide and (g is None or g.ndim == 3) and max(q.shape[3], v.shape[3]) <= 256
+
+
+def _kernel(implementation, q, k, v, beta, *, interpret=False, **options):
+  # Not at the top: plain JAX must not pay for kernels, and a broken import must be seen here.
+  from pallas_kernels import delta_rule as kernels
+
+  if implementation != "pallas_tpu":
+    options["chunk"] = options["chunk"] or 64
+  match implementation:
+    case "pallas_tpu":
+      return kernels.delta_rule_tpu(q, k, v, beta, **options, interpret=interpret)
+    case "pallas_gpu":
+      return kernels.delta_rule_gpu(q, k, v, beta, **options, interpret=interpret)
+    case "triton":
+      return kernels.delta_rule_triton(q, k, v, beta, **options)
+
+
+def _by_platform(q, k, v, beta, **options):
+  """Every platform's own implementation in one program; lowering keeps the one it is for."""
+  arrays = {name: options.pop(name) for name in ("g", "S0", "segment_ids")}
+  plain = lambda x, rest: delta_rule(*x, **rest, **options, implementation="chunkwise")
+  if not _kernel_serves(q, k, v, arrays["g"], arrays["S0"]):
+    return plain((q, k, v, beta), arrays)
+  kernel = lambda name: lambda x, rest: _kernel(name, *x, **rest, **options)
+  return lax.platform_dependent(
+    (q, k, v, beta),
+    arrays,
+    tpu=kernel("pallas_tpu"),
+    cuda=kernel("pallas_gpu"),
+    default=plain,
+  )
 
 
 def delta_rule_step(
@@ -90,8 +153,30 @@ def delta_rule_step(
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
+  implementation: Literal["recurrent", "pallas_tpu", "pallas_gpu"] | None = None,
+  interpret: bool = False,
 ) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"]]:
-  """One decoding token: `delta_rule` for L = 1 that continues from S."""
+  """One decoding token: `delta_rule` for L = 1 that continues from S.
+
+  Args:
+    implementation: "recurrent" in plain JAX, differentiable, or a fused kernel, for decoding only,
+      that reads and writes the state once. None is the kernel of this process's platform, if any.
+  """
+  if implementation is None:
+    serves = _kernel_serves(*(x[:, None] for x in (q_t, k_t, v_t)), None, S)
+    serves = serves and (g_t is None or g_t.ndim == 2) and jax.default_backend() != "cpu"
+    implementation = _BY_BACKEND.get(jax.default_backend()) if serves else "recurrent"
+  if implementation in ("pallas_tpu", "pallas_gpu"):
+    from pallas_kernels import delta_rule as kernels
+
+    tpu = implementation == "pallas_tpu"
+    step = kernels.delta_rule_step_tpu if tpu else kernels.delta_rule_step_gpu
+    return step(q_t, k_t, v_t, beta_t, S, g_t, scale=float(scale), interpret=interpret)
+  if implementation != "recurrent" or interpret:
+    raise ValueError(
+      f"implementation is {implementation!r} with {interpret=}, expected 'recurrent', or"
+      " 'pallas_tpu' or 'pallas_gpu', which alone can be interpreted."
+    )
   o, S = delta_rule(
     *(x[:, None] for x in (q_t, k_t, v_t, beta_t)),
     g=None if g_t is None else g_t[:, None],

@@ -22,6 +22,27 @@ _BLOCK_TOKENS = 512
 _BLOCK_TOKENS_VECTOR = 128
 
 
+# With 1 - beta |k|^2 near -1 a repeated key reflects the state for ever, and the rounding of K K^T,
+# the same in every chunk, adds up: 1e-4 after 4096 tokens. From here on it is corrected for, in
+# float32 without a gate: coarser inputs are not that exact, and a decay forgets errors too.
+_REFLECTING = 1.98
+
+
+class Inverse(NamedTuple):
+  """X = (I + A)^-1, and if `needed` a rest below X's last digit."""
+
+  X: jax.Array
+  rest: jax.Array | None = None
+  needed: jax.Array | None = None
+
+  def __matmul__(self, Y):
+    return self.X @ Y if self.rest is None else self.X @ Y + self.rest @ Y
+
+  @property
+  def T(self):
+    return Inverse(self.X.T, None if self.rest is None else self.rest.T)
+
+
 class Inputs(NamedTuple):
   """Whole sequences `[B L H ·]`, or one chunk of one head `[C ·]`; `carry_run` is per chunk."""
 
@@ -79,10 +100,10 @@ def _forward(inputs, S0, scale, C, per_block):
   def one_block(carry, i):
     S, o = carry
     x = _block(inputs, i, scale, C, per_block, S.dtype)
-    decay, P, A = _over_chunks(_intra)(x)
-    X = unit_lower_inverse(A)
-    S, O = lax.scan(_over_heads(_output), S, (x, decay, P, X))
-    return (S, _write(o, O, i)), X
+    decay, P, KK = _over_chunks(_intra)(x)
+    X = _invert(x, KK, decay, correct=inputs.g is None and inputs.k.dtype == jnp.float32)
+    S, states = _scan_chunks(_state, S, X, (x, decay))
+    return (S, _write(o, _over_chunks(_output)(x, decay, P, states), i)), X
 
   o = jnp.zeros(inputs.v.shape, inputs.v.dtype)
   with _precision(inputs):
@@ -98,7 +119,7 @@ def _backward(scale, C, per_block, residuals, cotangents):
   def states_of_block(S, i, X):
     x = _block(inputs, i, scale, C, per_block, S.dtype)
     decay = _over_chunks(_decay)(x)
-    return x, decay, lax.scan(_over_heads(_state), S, (x, decay, X))
+    return x, decay, _scan_chunks(_state, S, X, (x, decay))
 
   def first_pass(S, ix):
     _, _, (S_next, _) = states_of_block(S, *ix)
@@ -109,8 +130,9 @@ def _backward(scale, C, per_block, residuals, cotangents):
     i, X, S = ixs
     x, decay, (_, states) = states_of_block(S, i, X)
     dO = _split_heads(_slice(do, i, C * per_block), C, S.shape[1], S.dtype)
-    xs = (x, decay, X, states, dO)
-    dS, (dq, *rest) = lax.scan(_over_heads(_gradient), dS, xs, reverse=True)
+    G, from_output = _over_chunks(_before_scan)(x, decay, dO)
+    dS, dstates = _scan_chunks(_dstate, dS, X, (x, decay, from_output), reverse=True)
+    dq, *rest = _over_chunks(_gradients)(x, decay, G, states, dO, dstates)
     grads = jax.tree.map(lambda old, new: _write(old, new, i), grads, (dq * scale, *rest))
     return (dS, grads), None
 
@@ -170,12 +192,38 @@ def _block(inputs, i, scale, C, per_block, dtype):
   return Inputs(q * scale, k, v, beta, g, run, carry_run)
 
 
-def _over_heads(f):
-  return jax.vmap(jax.vmap(f))
-
-
 def _over_chunks(f):
-  return jax.vmap(_over_heads(f))
+  """f for every chunk of every head, arrays [M B H ·]."""
+
+  def mapped(*args):
+    lead = jax.tree.leaves(args)[0].shape[:3]
+    # One axis, not three: jaxlib 0.10.2's CPU backend crashes on products of more than six.
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), args)
+    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), jax.vmap(f)(*flat))
+
+  return mapped
+
+
+def _scan_chunks(f, carry, X, xs, reverse=False):
+  """Scan of f(carry, (X, *xs)) over chunks, all heads at once."""
+
+  def scan(X):
+    return lax.scan(jax.vmap(jax.vmap(f)), carry, (X, *xs), reverse=reverse)
+
+  if X.needed is None:
+    return scan(X)
+  return lax.cond(X.needed, lambda: scan(Inverse(X.X, X.rest)), lambda: scan(Inverse(X.X)))
+
+
+def _invert(x, KK, decay, correct):
+  """The inverses of a block's chunks, [M B H C C]."""
+  X = unit_lower_inverse(x.beta[..., None] * KK)
+  if not correct:
+    return Inverse(X)
+  needed = jnp.max(x.beta * (x.k * x.k).sum(axis=-1)) > _REFLECTING
+  # (I + A + a)^-1 = X - X a X for the little a that A lacks. Added to X it would be rounded away.
+  rest = lambda: -(X @ _over_chunks(_missing)(x, KK, decay) @ X)
+  return Inverse(X, lax.cond(needed, rest, lambda: jnp.zeros_like(X)), needed)
 
 
 # From here on: one chunk of one head.
@@ -198,7 +246,24 @@ def _scores(F, K, decay):
 def _intra(x):
   decay = _decay(x)
   P, KK = _scores(jnp.stack([x.q, x.k]), x.k, decay)
-  return decay, P, x.beta[:, None] * KK
+  return decay, P, KK
+
+
+def _missing(x, KK, decay):
+  """What rounding took from A = beta K K^T, to about 2^-32.
+
+  K is cut at a grid so coarse (8 bits) that sums of products are exact; its rest is small.
+  """
+  step = jnp.exp2(jnp.ceil(jnp.log2(jnp.max(jnp.abs(x.k)))) - 8)
+  coarse = jnp.where(step > 0, jnp.round(x.k / step) * step, 0)
+  fine = x.k - coarse
+  half = fine @ (coarse + fine / 2).T
+  _, exists = (
+    _causal(KK.shape[0], KK.dtype)
+    if decay is None
+    else (_causal(KK.shape[0], KK.dtype) * decay.same[None])
+  )
+  return x.beta[:, None] * exists * ((coarse @ coarse.T - KK) + (half + half.T))
 
 
 def _into(F, decay):
@@ -212,42 +277,47 @@ def _next_state(S, R, x, decay):
   return decay.whole * S + (decay.out * x.k).T @ R
 
 
-def _output(S, xs):
-  x, decay, P, X = xs
-  QS, KS = _into(jnp.stack([x.q, x.k]), decay) @ S
-  R = X @ (x.beta[:, None] * (x.v - KS))
-  return _next_state(S, R, x, decay), QS + P @ R
-
-
 def _state(S, xs):
-  x, decay, X = xs
+  """S after the chunk; kept are S before it, Z = V - K S and the pseudo values R."""
+  X, x, decay = xs
   Z = x.v - _into(x.k, decay) @ S
   R = X @ (x.beta[:, None] * Z)
   return _next_state(S, R, x, decay), (S, Z, R)
 
 
-def _gradient(dS, xs):
-  """dS of the state before the chunk and (dq, dk, dv, dbeta, dg), from dS after it."""
-  x, decay, X, (S, Z, R), dO = xs
+def _output(x, decay, P, states):
+  S, _, R = states
+  return _into(x.q, decay) @ S + P @ R
+
+
+def _before_scan(x, decay, dO):
+  """The scores again, and what dO gives to R and to the state before the chunk."""
+  G = _scores(jnp.stack([x.q, x.k]), x.k, decay)
+  return G, (G[0].T @ dO, _into(x.q, decay).T @ dO)
+
+
+def _dstate(dS, xs):
+  """dS of the state before the chunk; kept are dS after it and dY, Y = beta Z."""
+  X, x, decay, (dR, dS_before) = xs
+  k_out = x.k if decay is None else decay.out * x.k
+  dY = X.T @ (dR + k_out @ dS)
+  dS_before = dS_before - _into(x.k, decay).T @ (x.beta[:, None] * dY)
+  return dS_before + (dS if decay is None else decay.whole * dS), (dS, dY)
+
+
+def _gradients(x, decay, G, states, dO, dstates):
+  """(dq, dk, dv, dbeta, dg) of one chunk."""
+  (S, Z, R), (dS, dY) = states, dstates
   F = jnp.stack([x.q, x.k])
-  G, pull = jax.vjp(lambda F, K: _scores(F, K, decay), F, x.k)
-  P, KK = G
-  k_out = x.k if decay is None else x.k * decay.out
-  dY = X.T @ (P.T @ dO + k_out @ dS)
-  # Both kinds of rows again: dO for the queries, -beta dY for the keys; E is the gradient of G.
+  # Queries and keys again: rows F S get the gradients D, the scores G of F and K get E.
   D = jnp.stack([dO, -dY])
   E = jnp.einsum("xiv,jv->xij", D, R) * _causal(R.shape[0], R.dtype)
-  dbeta = (dY * Z).sum(axis=1) + (E[1] * KK).sum(axis=1)
+  dbeta = (dY * Z).sum(axis=1) + (E[1] * G[1]).sum(axis=1)
   strength = jnp.stack([jnp.ones_like(x.beta), x.beta])[:, :, None]
   D, E = strength * D, strength * E
-
   dF_S, dk_S, carried = _into(D @ S.T, decay), R @ dS.T, None
-  dS_before = jnp.einsum("xid,xiv->dv", _into(F, decay), D)
-  if decay is None:
-    dS_before = dS + dS_before
-  else:
+  if decay is not None:
     dk_S = decay.out * dk_S
-    dS_before = decay.whole * dS + dS_before
     carried = (decay.whole * S * dS).sum(axis=1)
-  dF, dk, dg = decays.score_gradients(x.g, F, x.k, G, E, pull, dF_S, dk_S, carried)
-  return dS_before, (dF[0], dF[1] + dk, -D[1], dbeta, dg)
+  dF, dk, dg = decays.score_gradients(x.g, F, x.k, decay, G, E, dF_S, dk_S, carried)
+  return dF[0], dF[1] + dk, -D[1], dbeta, dg
