@@ -47,7 +47,8 @@ def delta_rule(
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
       takes the fastest that this process's platform has for these inputs; "by_platform" leaves
-      the same choice to the platform a program is lowered for, so it can be exported to several.
+      the same choice to the platform a program is lowered for (one at a time: Pallas of this
+      version cannot be lowered for several at once), at the price of tracing them all.
     inverse_precision: how a kernel multiplies inside (I + A)^-1, "bf16", "bf16x3", "bf16x6" or
       "substitution"; None is exact to float32 for float32 inputs. Plain JAX is always exact.
     interpret: runs a Pallas kernel on the CPU; refused by implementations without one.

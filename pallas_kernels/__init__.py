@@ -1,0 +1,1 @@
+"""Pallas kernels of the delta rule for GPU and TPU; imports jax and nothing else."""

@@ -1,0 +1,131 @@
+"""Twin of the UT-transform kernel in Triton proper, called through jax-triton.
+
+The way on when JAX drops the Pallas-Triton lowering. Only the forward is a kernel; its
+backward is plain XLA. jax-triton cannot run interpreted on a CPU.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.delta_rule import triton_gpu
+
+F32 = jnp.float32
+
+
+def ut_transform(
+  k, v, beta, g=None, seg=None, *, chunk, inverse_precision, compute_capability=None
+):
+  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as triton_gpu_ut.ut_transform."""
+  try:
+    from pallas_kernels.delta_rule import jax_triton_kernel
+  except ImportError as error:
+    raise ImportError(
+      'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
+    ) from error
+  return jax_triton_kernel.ut_transform(
+    k, v, beta, g, seg,
+    chunk=chunk,
+    inverse_precision=inverse_precision,
+    compute_capability=compute_capability,
+  )  # fmt: skip
+
+
+class _Options(NamedTuple):
+  scale: float
+  chunk: int
+  inverse_precision: str
+  compute_capability: int | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _ut(k, v, beta, g, seg, options):
+  return _ut_fwd(k, v, beta, g, seg, options)[0]
+
+
+def _transform(k, v, beta, g, seg, options):
+  _, chunk, precision, capability = options
+  return ut_transform(
+    k, v, beta, g, seg, chunk=chunk, inverse_precision=precision, compute_capability=capability
+  )
+
+
+def _ut_fwd(k, v, beta, g, seg, options):
+  _, W, U = _transform(k, v, beta, g, seg, options)
+  return (W, U), (k, v, beta, g, seg)
+
+
+def _ut_bwd(options, residuals, cotangents):
+  k, v, beta, g, seg = residuals
+  X, W, U = _transform(k, v, beta, g, seg, options)
+  return *ut_bwd_xla(k, v, beta, g, seg, X, W, U, *cotangents), None
+
+
+_ut.defvjp(_ut_fwd, _ut_bwd)
+
+
+def ut_bwd_xla(k, v, beta, g, seg, X, W, U, dW, dU):
+  """Gradients (dk, dv, dbeta, dg) of ut_transform in plain XLA, in the inputs' dtypes."""
+  B, L, H, dk = k.shape
+  N, _, Hv, C, _ = X.shape
+  einsum = triton_gpu.einsum
+  K = jnp.repeat(triton_gpu.by_chunks(k, C), Hv // H, axis=2)
+  V, betas = triton_gpu.by_chunks(v, C), triton_gpu.by_chunks(beta.astype(F32), C)[..., None]
+  decays = lambda g: triton_gpu.chunk_decays(g, seg, N, B, C)[:2]
+  if g is None:
+    inside, start = decays(None)
+  else:
+    (inside, start), decays_vjp = jax.vjp(decays, g)
+  start = start[..., None]
+  dYk = einsum("nbhij,nbhid->nbhjd", X, dW)
+  dYv = einsum("nbhij,nbhid->nbhjd", X, dU)
+  outer = lambda a, b: einsum("nbhid,nbhjd->nbhij", a.astype(k.dtype), b)
+  dA = jnp.tril(-outer(dYk, W) - outer(dYv, U), -1)
+  G = outer(K, K)
+  erased = jnp.sum(dYk * K, axis=-1, keepdims=True)
+  dbeta = jnp.sum(dYv * V, axis=-1, keepdims=True) + erased * start
+  dbeta += jnp.sum(dA * G * inside, axis=-1, keepdims=True)
+  dG = dA * betas * inside
+  dK = dYk * betas * start
+  dK += einsum("nbhij,nbhjd->nbhid", (dG + jnp.swapaxes(dG, -1, -2)).astype(k.dtype), K)
+  dg = None
+  if g is not None:
+    (dg,) = decays_vjp((dA * betas * G, (erased * betas)[..., 0]))
+
+  def by_tokens(x):
+    return jnp.moveaxis(x, (0, 3), (1, 2)).reshape(B, L, Hv, -1)
+
+  dk_sum = by_tokens(dK).reshape(B, L, H, Hv // H, dk).sum(3).astype(k.dtype)
+  dv = by_tokens(dYv * betas).astype(v.dtype)
+  return dk_sum, dv, by_tokens(dbeta)[..., 0].astype(beta.dtype), dg
+
+
+def delta_rule_triton(
+  q,
+  k,
+  v,
+  beta,
+  g=None,
+  S0=None,
+  segment_ids=None,
+  *,
+  scale=1.0,
+  chunk=64,
+  inverse_precision=None,
+  compute_capability=None,
+):
+  """The delta rule over a sequence, (o, S), intra-chunk step in Triton; see delta_rule_gpu.
+
+  Args:
+    compute_capability: of the GPU to compile for, e.g. 90; None asks the GPU present.
+  """
+  length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
+  chunk = triton_gpu.clamp_chunk(chunk, k.dtype)
+  precision = inverse_precision or triton_gpu.default_inverse(k.dtype)
+  options = _Options(float(scale), chunk, precision, compute_capability)
+  args = triton_gpu.prepare(q, k, v, beta, g, S0, segment_ids, chunk)
+  run = functools.partial(triton_gpu.scan_chunks, options=options, transform=_ut)
+  o, S = jax.checkpoint(run)(*args)
+  return o[:, :length, :, :dv], S[:, :, :dk, :dv]

@@ -1,0 +1,209 @@
+"""Differentiable delta rule from the TPU kernels: layouts, padding, tile sizes, custom_vjp."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.delta_rule.mosaic_tpu_bwd import backward
+from pallas_kernels.delta_rule.mosaic_tpu_fwd import INVERSE_PRECISIONS, Tile, forward
+from pallas_kernels.tiling import LANES, pad_axis, round_up
+
+F32 = jnp.float32
+MAX_HEADS = 8  # value heads per program; more only where the lanes of a block ask for it
+
+
+def _power_of_two(n):
+  return 1 << max(n - 1, 0).bit_length()
+
+
+def _padded_size(d):
+  # Slices of a block start at multiples of the head size; these sizes are whole parts of 128 lanes.
+  return _power_of_two(max(d, 16)) if d <= LANES else round_up(d, LANES)
+
+
+def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, segmented, scale, chunk, inverse_precision):
+  """Tile of a problem: the largest group of at most MAX_HEADS heads whose blocks can be tiled."""
+  if chunk is None:
+    chunk = 128
+  if chunk < 16 or chunk != _power_of_two(chunk):
+    raise ValueError(f"chunk must be a power of two >= 16, got {chunk}")
+  chunk = min(chunk, _power_of_two(max(L, 16)))
+  if inverse_precision is None:
+    inverse_precision = "bf16x6" if dtype == F32 else "bf16x3"
+  if inverse_precision not in INVERSE_PRECISIONS:
+    raise ValueError(f"{inverse_precision=} is none of {INVERSE_PRECISIONS}")
+  ratio = Hv // H
+  # float32 and wide heads hold twice the VMEM per head each.
+  limit = max(1, MAX_HEADS * LANES * 2 // (max(dk, dv, LANES) * dtype.itemsize))
+
+  def fits(G):
+    if Hv % G or (G % ratio and ratio % G):
+      return False
+    key_heads = max(G // ratio, 1)
+    keys = key_heads * dk % LANES == 0 or (key_heads == H and ratio <= G)
+    return keys and (G * dv % LANES == 0 or Hv == G)
+
+  sizes = [G for G in range(1, Hv + 1) if fits(G)]
+  heads = max([G for G in sizes if limit >= G], default=sizes[0])
+  return Tile(
+    chunk=chunk,
+    heads=heads,
+    key_heads=max(heads // ratio, 1),
+    ratio=ratio,
+    dk=dk,
+    dv=dv,
+    gated=gated,
+    segmented=segmented,
+    scale=scale,
+    inverse_precision=inverse_precision,
+    base=chunk if inverse_precision == "substitution" else 16,
+  )
+
+
+def _pack_rows(tile, beta, g, segments):
+  """[B, N, J, rows, C] float32: what the kernels need per token, one row per head and kind."""
+  B, Lp, Hv = beta.shape
+  N, J, G = Lp // tile.chunk, Hv // tile.heads, tile.heads
+  rows = lambda x: x.reshape(B, N, tile.chunk, J, G).transpose(0, 1, 3, 4, 2)
+  out = [rows(beta.astype(F32))]
+  if g is not None:
+    g = rows(g.astype(F32))
+    # Cumulative sums of multiples of 2^-8 are exact in float32 down to -65536, so that differences
+    # of log decays keep their precision after a large decay.
+    coarse = jnp.round(g * 256.0) / 256.0
+    out += [jnp.cumsum(coarse, -1), jnp.cumsum(g - coarse, -1)]
+  if segments is not None:
+    before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
+    change = (segments != before).reshape(B, N, 1, 1, tile.chunk)
+    number = jnp.cumsum(change.astype(F32), -1)
+    out.append(jnp.broadcast_to(number, (B, N, J, 1, tile.chunk)))
+  return jnp.concatenate(out, axis=3)
+
+
+def _layout(x, Lp, d):
+  """[B, L, H, .] to [B, Lp, H*d], padded with zeros."""
+  B, _, H, _ = x.shape
+  return pad_axis(pad_axis(x, 3, d), 1, Lp).reshape(B, Lp, H * d)
+
+
+def _inputs(tile, q, k, v, beta, g, S0, segments):
+  Lp = round_up(q.shape[1], tile.chunk)
+  beta = pad_axis(beta, 1, Lp)  # a padded token has beta 0: it leaves the state unchanged
+  g = None if g is None else pad_axis(g, 1, Lp)
+  segments = None if segments is None else pad_axis(segments, 1, Lp, mode="edge")
+  rows = _pack_rows(tile, beta, g, segments)
+  if S0 is not None:
+    S0 = pad_axis(pad_axis(S0.astype(F32), 2, tile.dk), 3, tile.dv)
+  return _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv), rows, S0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnames=("tile", "interpret"))
+def _delta_rule(q, k, v, beta, g, S0, segment_ids, tile, interpret):
+  B, L, Hv, dv = v.shape
+  args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
+  o, S = forward(*args, tile=tile, interpret=interpret)
+  o = o.reshape(B, -1, Hv, tile.dv)[:, :L, :, :dv]
+  return o, S[:, :, : q.shape[3], :dv]
+
+
+def _delta_rule_fwd(q, k, v, beta, g, S0, segment_ids, tile, interpret):
+  # Saved beside the inputs: X and the state before each chunk, both in the inputs' dtype. The
+  # backward's products round them to that dtype anyway.
+  B, L, Hv, dv = v.shape
+  args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
+  o, S, X, states = forward(*args, tile=tile, save=True, interpret=interpret)
+  o = o.reshape(B, -1, Hv, tile.dv)[:, :L, :, :dv]
+  out = o, S[:, :, : q.shape[3], :dv]
+  return out, (q, k, v, beta, g, S0, segment_ids, X, states)
+
+
+def _delta_rule_bwd(tile, interpret, residuals, cotangents):
+  q, k, v, beta, g, S0, segment_ids, X, states = residuals
+  do, dS = cotangents
+  B, L, H, dk = q.shape
+  Hv, dv = v.shape[2:]
+  qp, kp, vp, rows, _ = _inputs(tile, q, k, v, beta, g, None, segment_ids)
+  Lp = qp.shape[1]
+  dS = pad_axis(pad_axis(dS.astype(F32), 2, tile.dk), 3, tile.dv)
+  dq, dk_, dv_, drows, dS0 = backward(
+    qp, kp, vp, rows, X, states, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
+  )
+
+  def keys(x, like):
+    # Programs that share a key head wrote their own part each.
+    x = x.reshape(B, Lp, H, -1, tile.dk)
+    x = x[:, :, :, 0] if x.shape[3] == 1 else x.sum(3)
+    return x[:, :L, :, :dk].astype(like.dtype)
+
+  def tokens(x, like):
+    return x.transpose(0, 1, 4, 2, 3).reshape(B, Lp, Hv)[:, :L].astype(like.dtype)
+
+  dbeta = tokens(drows[:, :, :, : tile.heads], beta)
+  dg = None
+  if g is not None:
+    # b is the inclusive sum of g within the chunk.
+    dg = tokens(lax.cumsum(drows[:, :, :, tile.heads :], axis=4, reverse=True), g)
+  dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
+  dv_ = dv_.reshape(B, Lp, Hv, tile.dv)[:, :L, :, :dv]
+  return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
+
+
+_delta_rule.defvjp(_delta_rule_fwd, _delta_rule_bwd)
+
+
+def delta_rule_tpu(
+  q,
+  k,
+  v,
+  beta,
+  g=None,
+  S0=None,
+  segment_ids=None,
+  *,
+  scale=1.0,
+  chunk=None,
+  inverse_precision=None,
+  interpret=False,
+):
+  """o_t = scale q_t S_t with S_t = S- + k_t beta_t (v_t - k_t S-), S- = e^{g_t} S_{t-1}; and S_L.
+
+  Args:
+    q, k: [B, L, H, dk], bfloat16 or float32.
+    v: [B, L, Hv, dv] of the same dtype; value head j uses key head j // (Hv // H).
+    beta: [B, L, Hv].
+    g: log decay [B, L, Hv], <= 0, or None.
+    S0: [B, Hv, dk, dv] float32, or None for zeros.
+    segment_ids: [B, L] int32 or None; the state starts from zero where the id changes.
+    chunk: power of two >= 16; None is 128.
+    inverse_precision: how the 16-blocks of (I + A)^-1 are joined: "bf16", "bf16x3", "bf16x6" (1, 3,
+      6 bfloat16 passes) or "substitution" (none to join). None: bf16x6 for float32, else bf16x3.
+    interpret: True or pltpu.InterpretParams() to run on CPU.
+
+  Returns:
+    o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
+  """
+  H, Hv = q.shape[2], v.shape[2]
+  if Hv % H:
+    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
+  if not q.dtype == k.dtype == v.dtype or q.dtype not in (jnp.float32, jnp.bfloat16):
+    raise ValueError(f"q, k, v must share bfloat16 or float32: {q.dtype}, {k.dtype}, {v.dtype}")
+  if g is not None and g.ndim != 3:
+    raise ValueError(
+      'a vector decay g needs implementation="chunkwise"; this kernel takes [B L Hv]'
+    )
+  tile = choose_tile(
+    q.shape[1],
+    H,
+    Hv,
+    _padded_size(q.shape[3]),
+    _padded_size(v.shape[3]),
+    q.dtype,
+    gated=g is not None,
+    segmented=segment_ids is not None,
+    scale=float(scale),
+    chunk=chunk,
+    inverse_precision=inverse_precision,
+  )
+  return _delta_rule(q, k, v, beta, g, S0, segment_ids, tile, interpret)

@@ -1,0 +1,101 @@
+"""Delta rule on TPU, one token: the state is read once, updated in place and written once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+F32 = jnp.float32
+BLOCK_BYTES = 2**20  # of state per program: long enough transfers, four buffers in VMEM
+MAX_UNROLLED = 16  # heads of a program, over its sequences
+
+
+def _choose_block(B, H, Hv, dk, dv):
+  """Sequences and value heads per program."""
+  ratio = Hv // H
+  limit = min(MAX_UNROLLED, max(1, BLOCK_BYTES // (4 * dk * dv)))
+  heads = max(
+    G for G in range(1, Hv + 1) if Hv % G == 0 and limit >= G and not (G % ratio and ratio % G)
+  )
+  sequences = max(n for n in range(1, B + 1) if B % n == 0 and (n == 1 or n * heads <= limit))
+  return (sequences, heads) if heads == Hv else (1, heads)
+
+
+def _step_body(q_ref, k_ref, v_ref, rows_ref, S_ref, o_ref, S_out_ref, *, ratio, scale):
+  # q, k [n, key_heads, dk]; v, o [n, heads, dv]; rows [n, 2, heads] of beta, e^g;
+  # S [n, heads, dk, dv]
+  sequences, heads = v_ref.shape[:2]
+  for b in range(sequences):
+    Q, K = q_ref[b].astype(F32), k_ref[b].astype(F32)
+    q_cols, k_cols = Q.T, K.T
+    qk = jnp.sum(Q * K, axis=1, keepdims=True)
+    V, rows = v_ref[b].astype(F32), rows_ref[b]
+    out = []
+    for h in range(heads):
+      j = h // ratio if q_ref.shape[1] > 1 else 0
+      beta, decay = rows[:1, h : h + 1], rows[1:, h : h + 1]
+      S = S_ref[b, h] * decay
+      k_t = k_cols[:, j : j + 1]
+      r_t = (V[h : h + 1] - jnp.sum(k_t * S, axis=0, keepdims=True)) * beta
+      S_out_ref[b, h] = S + k_t * r_t
+      # q S_new from the state already in registers.
+      qS = jnp.sum(q_cols[:, j : j + 1] * S, axis=0, keepdims=True)
+      out.append((qS + qk[j : j + 1] * r_t) * scale)
+    o_ref[b] = jnp.concatenate(out, axis=0).astype(o_ref.dtype)
+
+
+def delta_rule_step_tpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interpret=False):
+  """o_t = scale q_t S and S = S- + k_t beta_t (v_t - k_t S-), S- = e^{g_t} S, for one token.
+
+  Sums in float32 on the vector unit, so no product is rounded to bfloat16. S is overwritten where
+  the caller donates it.
+
+  Args:
+    q_t, k_t: [B, H, dk].
+    v_t: [B, Hv, dv]; value head j uses key head j // (Hv // H).
+    beta_t, g_t: [B, Hv]; g_t may be None.
+    S: [B, Hv, dk, dv] float32.
+
+  Returns:
+    o_t [B, Hv, dv] in v_t's dtype and S.
+  """
+  B, H, dk = q_t.shape
+  Hv, dv = v_t.shape[1:]
+  if Hv % H:
+    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
+  if g_t is not None and g_t.ndim != 2:
+    raise ValueError('a vector decay g needs implementation="chunkwise"; this kernel takes [B Hv]')
+  n, G = _choose_block(B, H, Hv, dk, dv)
+  ratio, J = Hv // H, Hv // G
+  key_heads = max(G // ratio, 1)
+  share = max(ratio // G, 1)  # programs that read one key head
+  decay = jnp.ones_like(beta_t, F32) if g_t is None else jnp.exp(g_t.astype(F32))
+  rows = jnp.stack([beta_t.astype(F32).reshape(B, J, G), decay.reshape(B, J, G)], axis=2)
+  # A plain `share` would be a 64-bit number where jax_enable_x64 is set.
+  key = lambda j: lax.div(j, lax.full_like(j, share))
+  key_spec = pl.BlockSpec((n, None, key_heads, dk), lambda b, j: (b, key(j), 0, 0))
+  value_spec = pl.BlockSpec((n, None, G, dv), lambda b, j: (b, j, 0, 0))
+  state_spec = pl.BlockSpec((n, G, dk, dv), lambda b, j: (b, j, 0, 0))
+  keys = lambda x: x.reshape(B, H // key_heads, key_heads, dk)
+  o_t, S = pl.pallas_call(
+    functools.partial(_step_body, ratio=ratio, scale=scale),
+    grid=(B // n, J),
+    in_specs=[
+      *[key_spec, key_spec, value_spec],
+      pl.BlockSpec((n, None, 2, G), lambda b, j: (b, j, 0, 0)),
+      state_spec,
+    ],
+    out_specs=[value_spec, state_spec],
+    out_shape=[
+      jax.ShapeDtypeStruct((B, J, G, dv), v_t.dtype),
+      jax.ShapeDtypeStruct(S.shape, F32),
+    ],
+    input_output_aliases={4: 1},
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    interpret=interpret,
+    name="delta_rule_step",
+  )(keys(q_t), keys(k_t), v_t.reshape(B, J, G, dv), rows, S.astype(F32))
+  return o_t.reshape(B, Hv, dv), S

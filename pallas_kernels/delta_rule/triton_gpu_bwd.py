@@ -1,0 +1,233 @@
+"""Fused delta rule backward for NVIDIA GPUs, after triton_gpu_fwd.states has recomputed R and S.
+
+dstates carries dS over all chunks, last to first, and writes it per chunk; grads then takes all
+chunks in parallel, one program per (chunk, head), which owns all of dk and dv. Partial sums of dq
+and dk over value blocks (one loop doing both) would move more: 8 dk bytes per token and block
+written and read again, against 2 dk dv / C here.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.delta_rule import triton_gpu_ut as ut
+from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
+
+F32 = jnp.float32
+
+
+def _dstates_body(
+  q_ref, k_ref, beta_ref, X_ref, P_ref, do_ref, dS_ref, *refs, flags, group, scale, block_k, block_v
+):
+  # X, P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv]
+  # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
+  g_ref, seg_ref, (dY_ref, dstates_ref, dS0_ref) = ut.pick(refs, *flags)
+  h, j, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+  hk = lax.div(h, lax.full_like(h, group))
+  cols = pl.ds(j * block_v, block_v)
+  key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
+  passes = ut.passes_for(k_ref.dtype)
+  chunk = X_ref.shape[-1]
+  chunks = k_ref.shape[1] // chunk
+
+  def step(i, dS):
+    n = chunks - 1 - i
+    start = n * chunk
+    rows = pl.ds(start, chunk)
+    beta = beta_ref[b, rows, h].astype(F32)
+    zero = ut.opaque_zero(beta_ref[b, start, h])
+    iotas = ut.grid_iotas(chunk, zero)
+    decay = ut.load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+    KdS = 0.0
+    for dS_i, keys in zip(dS, key_blocks):
+      KdS += ut.dot(k_ref[b, rows, hk, keys], dS_i, passes)
+      dstates_ref[n, b, h, keys, cols] = dS_i.astype(dstates_ref.dtype)
+    dO = do_ref[b, rows, h, cols]
+    dR = ut.dot(P_ref[n, b, h, :, :], dO, passes, ut.TN) + ut.scale_rows(KdS, decay.end)
+    dY = ut.dot(X_ref[n, b, h, :, :], dR, passes, ut.TN)
+    dY_ref[b, rows, h, cols] = dY.astype(dY_ref.dtype)
+    dO = ut.scale_rows(dO.astype(F32), decay.start) * scale
+    dZ = ut.scale_rows(dY * beta[:, None], decay.start)
+    new = []
+    for dS_i, keys in zip(dS, key_blocks):
+      kept = dS_i if decay.whole is None else dS_i * decay.whole
+      kept += ut.dot(q_ref[b, rows, hk, keys], dO, passes, ut.TN)
+      new.append(kept - ut.dot(k_ref[b, rows, hk, keys], dZ, passes, ut.TN))
+    return tuple(new)
+
+  dS = tuple(dS_ref[b, h, keys, cols] for keys in key_blocks)
+  dS = lax.fori_loop(0, chunks, step, dS)
+  for dS_i, keys in zip(dS, key_blocks):
+    dS0_ref[b, h, keys, cols] = dS_i
+
+
+def dstates(q, k, v, beta, X, P, g, seg, do, dS, *, scale, tile=None, interpret=False):
+  """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0."""
+  B, _, H, dk = k.shape
+  Hv, dv = v.shape[2:]
+  tile = tile or tile_for("dstates", k)
+  block_v = min(tile.block_v, dv)
+  body = functools.partial(
+    _dstates_body,
+    flags=(g is not None, seg is not None),
+    group=Hv // H,
+    scale=scale,
+    block_k=min(tile.block_k, dk),
+    block_v=block_v,
+  )
+  args = [x for x in (q, k, beta, X, P, do, dS, g, seg) if x is not None]
+  return pl.pallas_call(
+    body,
+    grid=(Hv, dv // block_v, B),
+    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
+    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 3,
+    out_shape=[
+      jax.ShapeDtypeStruct(v.shape, k.dtype),
+      jax.ShapeDtypeStruct((X.shape[0], B, Hv, dk, dv), k.dtype),
+      jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
+    ],
+    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+    interpret=interpret,
+    name="delta_rule_dstates",
+  )(*args)
+
+
+def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk, block_k, block_v):
+  # P [N B Hv C C], R, dY, do [B L Hv dv], states, dstates [N B Hv dk dv]
+  # -> dq, dk [B L Hv dk], dv [B L Hv dv], dbeta, dg? [B L Hv]
+  has_g, has_seg = flags
+  g_ref, seg_ref, refs = ut.pick(refs, has_g, has_seg)
+  P_ref, R_ref, dY_ref, do_ref, states_ref, dstates_ref, *refs = refs
+  dq_ref, dk_ref, dv_ref, dbeta_ref, *dg_refs = refs
+  n, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+  hk = lax.div(h, lax.full_like(h, group))
+  start = n * chunk
+  rows = pl.ds(start, chunk)
+  dk, dv = k_ref.shape[-1], v_ref.shape[-1]
+  passes = ut.passes_for(k_ref.dtype)
+  beta = beta_ref[b, rows, h].astype(F32)
+  zero = ut.opaque_zero(beta_ref[b, start, h])
+  iotas = ut.grid_iotas(chunk, zero)
+  zeros = jnp.zeros((chunk,), F32)
+
+  def keys(i):
+    return pl.ds(i * block_k, block_k)
+
+  def values(j):
+    return pl.ds(j * block_v, block_v)
+
+  decay = ut.load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+
+  def over_values(j, carry):
+    dP, dA, dbeta = carry
+    cols = values(j)
+    dY = dY_ref[b, rows, h, cols]
+    R = R_ref[b, rows, h, cols]
+    dP += ut.dot(do_ref[b, rows, h, cols], R, passes, ut.NT)
+    dA -= ut.dot(dY, R, passes, ut.NT)
+    dY = dY.astype(F32)
+    dv_ref[b, rows, h, cols] = (dY * beta[:, None]).astype(dv_ref.dtype)
+    return dP, dA, dbeta + jnp.sum(dY * v_ref[b, rows, h, cols].astype(F32), axis=1)
+
+  square = jnp.zeros((chunk, chunk), F32)
+  dP, dA, dbeta = lax.fori_loop(0, dv // block_v, over_values, (square, square, zeros))
+
+  def over_gram(i, G):
+    K = k_ref[b, rows, hk, keys(i)]
+    return G + ut.dot(K, K, passes, ut.NT)
+
+  M = dP * P_ref[n, b, h, :, :].astype(F32) if has_g else None
+  # From here on dP, dA and dG are gradients of Q K^T and K K^T before masks and decays.
+  inside = decay.inside()
+  dP = (dP * inside * scale).astype(k_ref.dtype)
+  dA = ut.strict_lower(dA * inside, iotas)
+  G = lax.fori_loop(0, dk // block_k, over_gram, square)
+  dbeta += jnp.sum(dA * G, axis=1)
+  dG = dA * beta[:, None]
+  if has_g:
+    dg = ut.score_gates(M + dG * G, passes, iotas)
+  dG = dG.astype(k_ref.dtype)
+
+  def over_keys(i, carry):
+    erased, start_terms, end_terms, whole = carry
+
+    # One accumulator per loop: three together spill.
+    def product(rows_ref, columns_ref):
+      def add(j, x):
+        return x + ut.dot(
+          rows_ref[b, rows, h, values(j)], columns_ref[n, b, h, keys(i), values(j)], passes, ut.NT
+        )
+
+      return lax.fori_loop(0, dv // block_v, add, jnp.zeros((chunk, block_k), F32))
+
+    Q = q_ref[b, rows, hk, keys(i)]
+    K = k_ref[b, rows, hk, keys(i)]
+    dQ = ut.scale_rows(product(do_ref, states_ref), decay.start) * scale
+    if has_g:
+      start_terms += jnp.sum(dQ * Q.astype(F32), axis=1)
+    dq_ref[b, rows, h, keys(i)] = (dQ + ut.dot(dP, K, passes)).astype(dq_ref.dtype)
+    dK_end = ut.scale_rows(product(R_ref, dstates_ref), decay.end)
+    if has_g:
+      end_terms += jnp.sum(dK_end * K.astype(F32), axis=1)
+    dK = dK_end + ut.dot(dP, Q, passes, ut.TN)
+    dK += ut.dot(dG, K, passes) + ut.dot(dG, K, passes, ut.TN)
+    dK_start = -ut.scale_rows(product(dY_ref, states_ref), decay.start)
+    # -e^b K S in Z, seen from dY: its part of dbeta, and with beta of the gate's gradient.
+    erased += jnp.sum(dK_start * K.astype(F32), axis=1)
+    dk_ref[b, rows, h, keys(i)] = (dK + dK_start * beta[:, None]).astype(dk_ref.dtype)
+    if has_g:
+
+      def trace(j, whole):
+        S = states_ref[n, b, h, keys(i), values(j)].astype(F32)
+        return whole + jnp.sum(S * dstates_ref[n, b, h, keys(i), values(j)].astype(F32))
+
+      whole = lax.fori_loop(0, dv // block_v, trace, whole)
+    return erased, start_terms, end_terms, whole
+
+  carry = (zeros, zeros, zeros, jnp.float32(0.0))
+  erased, start_terms, end_terms, whole = lax.fori_loop(0, dk // block_k, over_keys, carry)
+  dbeta_ref[b, rows, h] = dbeta + erased
+  if has_g:
+    start_terms += erased * beta
+    dg_refs[0][b, rows, h] = dg + ut.row_gates(start_terms, end_terms, whole * decay.whole, iotas)
+
+
+def grads(
+  q, k, v, beta, g, seg, P, R, dY, do, states, dstates, *, scale, tile=None, interpret=False
+):
+  """(dq, dk, dv, dbeta, dg) in the inputs' dtypes; dq and dk summed over a key's value heads."""
+  B, L, H, dk = k.shape
+  Hv, dv = v.shape[2:]
+  group = Hv // H
+  tile = tile or tile_for("grads", k)
+  body = functools.partial(
+    _grads_body,
+    flags=(g is not None, seg is not None),
+    group=group,
+    scale=scale,
+    chunk=P.shape[-1],
+    block_k=min(tile.block_k, dk),
+    block_v=min(tile.block_v, dv),
+  )
+  args = [x for x in (q, k, v, beta, g, seg, P, R, dY, do, states, dstates) if x is not None]
+  key_grads = jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32)
+  gates = jax.ShapeDtypeStruct((B, L, Hv), F32)
+  out_shape = [key_grads, key_grads, jax.ShapeDtypeStruct(v.shape, v.dtype), gates]
+  out_shape += [gates] if g is not None else []
+  dq, dK, dV, dbeta, *dg = pl.pallas_call(
+    body,
+    grid=(P.shape[0], Hv, B),
+    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
+    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(out_shape),
+    out_shape=out_shape,
+    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+    interpret=interpret,
+    name="delta_rule_grads",
+  )(*args)
+  if group > 1:
+    dq, dK = (x.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) for x in (dq, dK))
+  return dq, dK, dV, dbeta.astype(beta.dtype), dg[0].astype(g.dtype) if dg else None

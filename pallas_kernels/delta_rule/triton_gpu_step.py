@@ -1,0 +1,63 @@
+"""One decoding step of the delta rule on NVIDIA GPUs: the state is read once and written once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.tiling import pad_axis
+
+F32 = jnp.float32
+BLOCK_ELEMENTS = 4096  # of S per program: 32 registers a thread at 4 warps
+
+
+def _body(q_ref, k_ref, v_ref, beta_ref, *refs, group, scale, block_v):
+  # q, k [B H dk], v [B Hv dv], beta, g? [B Hv], S [B Hv dk dv] -> o [B Hv dv], S
+  *g_refs, S_ref, o_ref, S_out_ref = refs
+  j, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+  hk = lax.div(h, lax.full_like(h, group))
+  cols = pl.ds(j * block_v, block_v)
+  S = S_ref[b, h, :, cols]
+  for g_ref in g_refs:
+    S = S * jnp.exp(g_ref[b, h].astype(F32))
+  k = k_ref[b, hk, :].astype(F32)
+  v = v_ref[b, h, cols].astype(F32)
+  r = beta_ref[b, h].astype(F32) * (v - jnp.sum(k[:, None] * S, axis=0))
+  S = S + k[:, None] * r[None, :]
+  S_out_ref[b, h, :, cols] = S
+  o = scale * jnp.sum(q_ref[b, hk, :].astype(F32)[:, None] * S, axis=0)
+  o_ref[b, h, cols] = o.astype(o_ref.dtype)
+
+
+def delta_rule_step_gpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interpret=False):
+  """S <- e^g S + k beta (v - k e^g S)^T, o = scale q S for one token; returns (o_t, S).
+
+  Args:
+    q_t, k_t: [B H dk].
+    v_t: [B Hv dv].
+    beta_t, g_t: [B Hv].
+    S: [B Hv dk dv] float32; its buffer is reused for the new state.
+  """
+  B, H, dk = k_t.shape
+  Hv, dv = v_t.shape[1:]
+  pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)
+  # Sizes that are no powers of two cost a padded copy of the state.
+  q_t, k_t = pad_axis(q_t, 2, pk), pad_axis(k_t, 2, pk)
+  v_t, S = pad_axis(v_t, 2, pv), pad_axis(pad_axis(S, 2, pk), 3, pv)
+  block_v = max(1, min(pv, BLOCK_ELEMENTS // pk))
+  args = [x for x in (q_t, k_t, v_t, beta_t, g_t, S) if x is not None]
+  o_t, S = pl.pallas_call(
+    functools.partial(_body, group=Hv // H, scale=scale, block_v=block_v),
+    grid=(pv // block_v, Hv, B),
+    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
+    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+    out_shape=[jax.ShapeDtypeStruct(v_t.shape, v_t.dtype), jax.ShapeDtypeStruct(S.shape, F32)],
+    input_output_aliases={len(args) - 1: 1},
+    compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
+    interpret=interpret,
+    name="delta_rule_step",
+  )(*args)
+  return o_t[..., :dv], S[:, :, :dk, :dv]

@@ -1,0 +1,55 @@
+"""Every kernel compiles for v5e, v6e, H100 and A100 at d = 128, bfloat16, and keeps its budgets."""
+
+import pytest
+
+from experiments import ahead_of_time as aot
+from experiments import kernel_programs
+
+# Issue 3: bundles per token and head of the forward at most; spills none on H100.
+BUNDLES = {"v5e": 9.0, "v6e": 7.0}
+BACKWARD_OVER_FORWARD = 3.0
+BYTES_OVER_MINIMUM = 1.1
+
+
+def report(target, inputs):
+  if problem := aot.missing(target):
+    pytest.skip(problem)
+  platform = aot.TARGETS[target].platform
+  chunk = kernel_programs.CHUNKS[platform]
+  rows = []
+  with aot.Worker(target) as worker:
+    for program in kernel_programs.PROGRAMS[platform]:
+      case = kernel_programs.Case(program, "bfloat16", 128, chunk, inputs).normal(target)
+      rows += worker.call(kernel_programs.measure, target, case)
+  assert not [(row["kernel"], row["error"]) for row in rows if not row["compiles"]]
+  return rows
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", BUNDLES)
+def test_tpu_kernels_compile(target):
+  rows = {row["program"]: row for row in report(target, "plain")}
+  forward = rows["forward"]["bundles_per_token_head"]
+  assert not any(row["loops"] for row in rows.values())
+  assert forward <= BUNDLES[target]
+  assert rows["backward"]["bundles_per_token_head"] <= BACKWARD_OVER_FORWARD * forward
+  for program in ("forward", "step"):
+    assert rows[program]["bytes_over_minimum"] <= BYTES_OVER_MINIMUM, program
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["h100", "a100"])
+def test_gpu_kernels_compile(target):
+  limit = aot.TARGETS[target].gpu["shared_per_block"]
+  for row in report(target, "full"):
+    assert row["shared_bytes"] <= limit, row["kernel"]
+    assert not any("tf32" in kind for kind in row["products"]), row["kernel"]
+    if target == "h100":
+      assert row["spill_bytes"] == 0, row["kernel"]
+
+
+@pytest.mark.aot
+def test_missing_wheel_is_named(monkeypatch):
+  monkeypatch.setattr(aot, "ptxas", lambda: None)
+  assert "nvidia-cuda-nvcc-cu12" in aot.missing("h100")
+  assert "pip install -e .[aot]" in aot.missing("h100")

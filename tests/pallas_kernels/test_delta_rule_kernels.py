@@ -1,0 +1,128 @@
+"""Kernels in interpret mode against the float64 recurrence: one body for every backend."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from deltanet_jax.ops import delta_rule, delta_rule_step
+from deltanet_jax.ops.delta_rule.specs import Spec
+from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
+from tests.ops.delta_rule_cases import jax_inputs, reference, value_and_grads
+from tests.tolerances import UGLY_REL_RMS, assert_close, rel_rms
+
+KERNELS = ("pallas_tpu", "pallas_gpu")
+SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=16, dv=32)
+# Each feature on and off, lengths 1, off and on the grid, both dtypes; interpret mode is slow to
+# compile, so not every product of them.
+CASES = [
+  (dict(L=1), "float32"),
+  (dict(L=64), "float32"),
+  (dict(gate="scalar", packed=True), "float32"),
+  (dict(packed=True), "bfloat16"),
+  (dict(gate="scalar"), "bfloat16"),
+  (dict(L=33, dk=64, dv=64, Hv=1, max_beta=2.0), "float32"),
+]
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("change,dtype", CASES)
+def test_kernel_equals_recurrence(change, dtype, implementation):
+  inputs, want = reference(dataclasses.replace(SPEC, **change), dtype, scale=0.3)
+  options = dict(implementation=implementation, interpret=True, chunk=32, scale=0.3)
+  assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("kind", ["identical", "alternating", "nearly identical", "zero", "huge"])
+def test_ugly_inputs(kind, implementation):
+  inputs, _ = reference(Spec(L=96, H=1, dk=32), "float32")
+  k, beta = np.copy(inputs["k"]), np.ones_like(inputs["beta"])
+  match kind:
+    case "identical":
+      k[:] = k[:, :1]
+    case "alternating":
+      k[:, ::2], k[:, 1::2] = k[:, :1], k[:, 1:2]
+    case "nearly identical":
+      k = k[:, :1] + 1e-3 * k
+      k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    case "zero":
+      k[:] = 0
+    case "huge":
+      inputs = inputs | {"v": 1e4 * inputs["v"]}
+  rounded = lambda x: x.astype(np.float32).astype(np.float64)
+  inputs = {n: rounded(x) for n, x in (inputs | {"k": k, "beta": beta}).items()}
+  want = value_and_grads(inputs, "float64", implementation="recurrent")
+  got = value_and_grads(inputs, "float32", implementation=implementation, interpret=True, chunk=32)
+  assert all(np.isfinite(x).all() for x in got.values())
+  errors = {name: rel_rms(got[name], want[name]) for name in want}
+  assert all(e <= UGLY_REL_RMS["float32"] for e in errors.values()), errors
+
+
+def test_tpu_interpreter_with_its_memory_model():
+  """`InterpretParams` simulates the TPU's memories and copies, where `True` only runs the body."""
+  inputs = jax_inputs(dataclasses.replace(SPEC, L=40, packed=True), dtype="float32")
+  plain, simulated = (
+    delta_rule_tpu(**inputs, chunk=16, interpret=interpret)
+    for interpret in (True, pltpu.InterpretParams())
+  )
+  for x, y in zip(plain, simulated):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_unfused_gpu_design_of_the_paper():
+  inputs, want = reference(dataclasses.replace(SPEC, gate="scalar", packed=True), "float32")
+  narrow = {n: jnp.asarray(x, None if n == "segment_ids" else "float32") for n, x in inputs.items()}
+  o, S = jax.jit(lambda x: delta_rule_gpu(**x, fused=False, chunk=32, interpret=True))(narrow)
+  assert rel_rms(o, want["o"]) < 2e-6 and rel_rms(S, want["S"]) < 2e-6
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("gate", ["none", "scalar"])
+def test_decoding_step(gate, implementation):
+  x = jax_inputs(Spec(B=2, L=1, H=2, Hv=4, dk=16, dv=32, gate=gate), dtype="float32")
+  token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
+  g_t = x["g"][:, 0] if gate == "scalar" else None
+  step = lambda **kw: delta_rule_step(*token, x["S0"], g_t, scale=0.3, **kw)
+  got = step(implementation=implementation, interpret=True)
+  for y, want in zip(got, step(implementation="recurrent")):
+    assert rel_rms(y, want) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", [*KERNELS, "triton"])
+def test_gate_per_channel_is_refused(implementation):
+  inputs = jax_inputs(dataclasses.replace(SPEC, gate="vector"), dtype="float32")
+  with pytest.raises(ValueError, match="chunkwise"):
+    delta_rule(**inputs, implementation=implementation)
+
+
+@pytest.mark.parametrize("precision,limit", [("bf16", 2e-2), ("bf16x3", 2e-5), ("bf16x6", 2e-6)])
+def test_inverse_precision_is_what_it_says(precision, limit):
+  inputs, want = reference(Spec(L=64, H=1, dk=32), "float32")
+  narrow = {n: jnp.asarray(x, "float32") for n, x in inputs.items()}
+  errors = []
+  for kernel in (delta_rule_tpu, delta_rule_gpu):
+    o, _ = kernel(**narrow, chunk=64, inverse_precision=precision, interpret=True)
+    errors.append(rel_rms(o, want["o"]))
+  assert max(errors) < limit, errors
+  if precision == "bf16":
+    assert min(errors) > 1e-5, "one pass cannot be that exact: the precision is not applied"
+
+
+@pytest.mark.parametrize(
+  "platform,call", [("cpu", None), ("cuda", "triton"), ("tpu", "tpu_custom_call")]
+)
+def test_one_program_for_every_platform(platform, call):
+  """`by_platform` is lowered to the implementation of the platform it is lowered for."""
+  inputs = jax_inputs(dataclasses.replace(SPEC, packed=True, gate="scalar"), dtype="float32")
+  f = jax.jit(lambda x: delta_rule(**x, implementation="by_platform"))
+  lowered = f.trace(inputs).lower(lowering_platforms=(platform,))
+  text = lowered.as_text()
+  for name in ("triton", "tpu_custom_call"):
+    assert (name in text) == (name == call), name
+  if platform == "cpu":
+    for x, y in zip(f(inputs), delta_rule(**inputs, implementation="chunkwise")):
+      assert rel_rms(x, y) < 1e-7
