@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
+from deltanet_jax.ops.precision import products_for
 
 Implementation = Literal[
   "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
@@ -42,7 +43,8 @@ def delta_rule(
     S0: state before the first token, zeros if None.
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
-    chunk: largest chunk, a power of two; None is the implementation's best (64, on TPU 128).
+    chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
+      to 64 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
     implementation: "recurrent" (the definition, a scan over tokens), "chunkwise" (a scan over
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
@@ -99,11 +101,12 @@ def delta_rule(
   run = None if segment_ids is None else _runs(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
-    return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk or 64)
+    return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk)
   form = reference.recurrent if implementation == "recurrent" else parallel.parallel
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
-  o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, run)
+  with products_for(v.dtype):
+    o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, run)
   return o.astype(v.dtype), S
 
 
@@ -212,7 +215,8 @@ def delta_rule_attention(
   run = None if segment_ids is None else _runs(segment_ids)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
-  return parallel.attention(q, k, beta.astype(dtype), g, run)
+  with products_for(k.dtype):
+    return parallel.attention(q, k, beta.astype(dtype), g, run)
 
 
 def _state_dtype(*arrays):

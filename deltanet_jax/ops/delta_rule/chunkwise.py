@@ -13,27 +13,28 @@ import numpy as np
 from jax import lax
 
 from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops.precision import products_for
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
-# Tokens that are worked on together. The intermediates of one block stay in the CPU's cache, none
-# of them ever has the length of the sequence, and a block still fills a GPU. BUILD_NOTES.md has
-# the measurements; a decay per key channel makes every score sixteen times as large.
-_BLOCK_TOKENS = 512
-_BLOCK_TOKENS_VECTOR = 128
-
+# Tokens times head size that are worked on together: 512 tokens of size 64. The intermediates of
+# one block stay in the CPU's cache, none of them ever has the length of the sequence, and a block
+# still fills a GPU. A decay per key channel makes the scores sixteen times as large. Measurements
+# of this and of the default chunk: BUILD_NOTES.md.
+_BLOCK = 2**15
+_BLOCK_VECTOR = 2**13
 
 # With 1 - beta |k|^2 near -1 a repeated key reflects the state for ever, and the rounding of K K^T,
 # the same in every chunk, adds up: 1e-4 after 4096 tokens. From here on it is corrected for, in
-# float32 without a gate: coarser inputs are not that exact, and a decay forgets errors too.
+# float32 without a gate: coarser inputs are not that exact, and a decay forgets errors too. The
+# choice is made once per call, since a branch per chunk costs a tenth of the time.
 _REFLECTING = 1.98
 
 
 class Inverse(NamedTuple):
-  """X = (I + A)^-1, and if `needed` a rest below X's last digit."""
+  """X = (I + A)^-1, and if it is asked for a rest below X's last digit."""
 
   X: jax.Array
-  rest: jax.Array | None = None
-  needed: jax.Array | None = None
+  rest: jax.Array | None
 
   def __matmul__(self, Y):
     return self.X @ Y if self.rest is None else self.X @ Y + self.rest @ Y
@@ -60,13 +61,14 @@ def chunkwise(q, k, v, beta, g, S0, run, *, scale, chunk, autodiff=False):
 
   Args:
     run: `[B L]` number of each token's document, ascending, or None.
+    chunk: power of two, or None for the fastest on a CPU.
     autodiff: leaves the gradient to JAX, which then keeps every intermediate; for comparison.
   """
-  L = q.shape[1]
-  C = min(chunk, 1 << (L - 1).bit_length())
-  limit = _BLOCK_TOKENS if g is None or g.ndim == 3 else _BLOCK_TOKENS_VECTOR
+  L, size = q.shape[1], max(q.shape[3], v.shape[3])
+  C = min(chunk or (32 if size <= 64 else 64), 1 << (L - 1).bit_length())
+  tokens = (_BLOCK if g is None or g.ndim == 3 else _BLOCK_VECTOR) // size
   chunks = -(-L // C)
-  blocks = -(-chunks // max(limit // C, 1))
+  blocks = -(-chunks // max(tokens // C, 1))
   per_block = -(-chunks // blocks)
   pad = blocks * per_block * C - L
   if pad:
@@ -95,62 +97,56 @@ def _chunkwise(inputs, S0, scale, C, per_block):
 
 
 def _forward(inputs, S0, scale, C, per_block):
-  """o and S, and as residuals the inputs and the chunk inverses."""
+  """o and S; as residuals the inputs, the chunk inverses and the states at block borders."""
 
-  def one_block(carry, i):
-    S, o = carry
-    x = _block(inputs, i, scale, C, per_block, S.dtype)
-    decay, P, KK = _over_chunks(_intra)(x)
-    X = _invert(x, KK, decay, correct=inputs.g is None and inputs.k.dtype == jnp.float32)
-    S, states = _scan_chunks(_state, S, X, (x, decay))
-    return (S, _write(o, _over_chunks(_output)(x, decay, P, states), i)), X
+  def run(correct):
+    def one_block(carry, i):
+      S, o = carry
+      x = _block(inputs, i, scale, C, per_block, S.dtype)
+      decay, P, KK = _over_chunks(_intra)(x)
+      X = unit_lower_inverse(x.beta[..., None] * KK)
+      S_next, O = _scan_chunks(_output, S, _with_rest(X, x, KK, decay, correct), (x, decay, P))
+      return (S_next, _write(o, O, i)), (X, S)
 
-  o = jnp.zeros(inputs.v.shape, inputs.v.dtype)
-  with _precision(inputs):
-    (S, o), X = lax.scan(one_block, (S0, o), _numbers(inputs, C, per_block))
-  return (o, S), (inputs, S0, X)
+    o = lax.empty(inputs.v.shape, inputs.v.dtype)
+    return lax.scan(one_block, (S0, o), _numbers(inputs, C, per_block))
+
+  reflecting = _reflecting(inputs)
+  with products_for(inputs.v.dtype):
+    (S, o), saved = _either(reflecting, run)
+  return (o, S), (inputs, reflecting, saved)
 
 
 def _backward(scale, C, per_block, residuals, cotangents):
-  """Gradients of every input: the states block by block, then all chunks in reverse."""
-  inputs, S0, X = residuals
+  """Gradients of every input, block by block in reverse, the states inside a block anew."""
+  inputs, reflecting, saved = residuals
   do, dS = cotangents
 
-  def states_of_block(S, i, X):
-    x = _block(inputs, i, scale, C, per_block, S.dtype)
-    decay = _over_chunks(_decay)(x)
-    return x, decay, _scan_chunks(_state, S, X, (x, decay))
+  def run(correct):
+    def one_block(carry, ixs):
+      dS, grads = carry
+      i, (X, S) = ixs
+      x = _block(inputs, i, scale, C, per_block, S.dtype)
+      dO = _split_heads(_slice(do, i, C * per_block), C, S.shape[1], S.dtype)
+      decay = _over_chunks(_decay)(x)
+      G, from_output = _over_chunks(_before_scan)(x, decay, dO)
+      X = _with_rest(X, x, G[..., 1, :, :], decay, correct)
+      _, states = _scan_chunks(_state, S, X, (x, decay))
+      dS, dstates = _scan_chunks(_dstate, dS, X, (x, decay, from_output), reverse=True)
+      dq, *rest = _over_chunks(_gradients)(x, decay, G, states, dO, dstates)
+      new = (dq * scale, *rest)
+      return (dS, jax.tree.map(lambda whole, part: _write(whole, part, i), grads, new)), None
 
-  def first_pass(S, ix):
-    _, _, (S_next, _) = states_of_block(S, *ix)
-    return S_next, S
+    grads = jax.tree.map(lambda x: lax.empty(x.shape, x.dtype), tuple(inputs[:5]))
+    xs = (_numbers(inputs, C, per_block), saved)
+    return lax.scan(one_block, (dS, grads), xs, reverse=True)[0]
 
-  def second_pass(carry, ixs):
-    dS, grads = carry
-    i, X, S = ixs
-    x, decay, (_, states) = states_of_block(S, i, X)
-    dO = _split_heads(_slice(do, i, C * per_block), C, S.shape[1], S.dtype)
-    G, from_output = _over_chunks(_before_scan)(x, decay, dO)
-    dS, dstates = _scan_chunks(_dstate, dS, X, (x, decay, from_output), reverse=True)
-    dq, *rest = _over_chunks(_gradients)(x, decay, G, states, dO, dstates)
-    grads = jax.tree.map(lambda old, new: _write(old, new, i), grads, (dq * scale, *rest))
-    return (dS, grads), None
-
-  grads = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(inputs[:5]))
-  numbers = _numbers(inputs, C, per_block)
-  with _precision(inputs):
-    _, S = lax.scan(first_pass, S0, (numbers, X))
-    (dS, grads), _ = lax.scan(second_pass, (dS, grads), (numbers, X, S), reverse=True)
+  with products_for(inputs.v.dtype):
+    dS, grads = _either(reflecting, run)
   return Inputs(*grads, run=None, carry_run=None), dS
 
 
 _chunkwise.defvjp(_forward, _backward)
-
-
-def _precision(inputs):
-  # Where float32 products are a choice (TPU, GPU): none for bf16 inputs, exact for float32 ones.
-  exact = jnp.finfo(inputs.v.dtype).bits >= 32
-  return jax.default_matmul_precision("highest" if exact else "default")
 
 
 def _numbers(inputs, C, per_block):
@@ -206,24 +202,29 @@ def _over_chunks(f):
 
 def _scan_chunks(f, carry, X, xs, reverse=False):
   """Scan of f(carry, (X, *xs)) over chunks, all heads at once."""
-
-  def scan(X):
-    return lax.scan(jax.vmap(jax.vmap(f)), carry, (X, *xs), reverse=reverse)
-
-  if X.needed is None:
-    return scan(X)
-  return lax.cond(X.needed, lambda: scan(Inverse(X.X, X.rest)), lambda: scan(Inverse(X.X)))
+  return lax.scan(jax.vmap(jax.vmap(f)), carry, (X, *xs), reverse=reverse)
 
 
-def _invert(x, KK, decay, correct):
-  """The inverses of a block's chunks, [M B H C C]."""
-  X = unit_lower_inverse(x.beta[..., None] * KK)
+def _reflecting(inputs):
+  """Whether a repeated key could reflect the state; None where no correction is made at all."""
+  if inputs.g is not None or inputs.k.dtype != jnp.float32:
+    return None
+  norms = (inputs.k * inputs.k).sum(axis=-1)
+  heads = inputs.beta.shape[2] // norms.shape[2]
+  return jnp.max(inputs.beta * jnp.repeat(norms, heads, axis=2)) > _REFLECTING
+
+
+def _either(reflecting, run):
+  if reflecting is None:
+    return run(False)
+  return lax.cond(reflecting, lambda: run(True), lambda: run(False))
+
+
+def _with_rest(X, x, KK, decay, correct):
   if not correct:
-    return Inverse(X)
-  needed = jnp.max(x.beta * (x.k * x.k).sum(axis=-1)) > _REFLECTING
+    return Inverse(X, None)
   # (I + A + a)^-1 = X - X a X for the little a that A lacks. Added to X it would be rounded away.
-  rest = lambda: -(X @ _over_chunks(_missing)(x, KK, decay) @ X)
-  return Inverse(X, lax.cond(needed, rest, lambda: jnp.zeros_like(X)), needed)
+  return Inverse(X, -(X @ _over_chunks(_missing)(x, KK, decay) @ X))
 
 
 # From here on: one chunk of one head.
@@ -285,9 +286,11 @@ def _state(S, xs):
   return _next_state(S, R, x, decay), (S, Z, R)
 
 
-def _output(x, decay, P, states):
-  S, _, R = states
-  return _into(x.q, decay) @ S + P @ R
+def _output(S, xs):
+  X, x, decay, P = xs
+  QS, KS = _into(jnp.stack([x.q, x.k]), decay) @ S
+  R = X @ (x.beta[:, None] * (x.v - KS))
+  return _next_state(S, R, x, decay), QS + P @ R
 
 
 def _before_scan(x, decay, dO):
