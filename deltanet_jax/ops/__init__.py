@@ -1,5 +1,6 @@
 """Differentiable operators on plain arrays; no Flax, no configuration."""
 
+from deltanet_jax.ops.attention import cached_attention, causal_attention, init_cache
 from deltanet_jax.ops.delta_rule import (
   delta_rule,
   delta_rule_attention,
@@ -7,12 +8,28 @@ from deltanet_jax.ops.delta_rule import (
   ut_transform,
   wy_representation,
 )
+from deltanet_jax.ops.elementwise_scan import elementwise_scan
+from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
+from deltanet_jax.ops.norms import l1_norm, l2_norm, rms_norm
+from deltanet_jax.ops.rope import rope
+from deltanet_jax.ops.short_conv import short_conv
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 __all__ = [
+  "cached_attention",
+  "causal_attention",
   "delta_rule",
   "delta_rule_attention",
   "delta_rule_step",
+  "elementwise_scan",
+  "init_cache",
+  "l1_norm",
+  "l2_norm",
+  "linear_attention",
+  "linear_attention_step",
+  "rms_norm",
+  "rope",
+  "short_conv",
   "unit_lower_inverse",
   "ut_transform",
   "wy_representation",

@@ -64,7 +64,9 @@ def draw(rows: list[dict], path: pathlib.Path):
     panel.set_xlabel("sequence length")
     panel.set_ylabel("speed-up over recurrent (×)")
     panel.grid(alpha=0.3, which="both")
-    panel.yaxis.set_major_formatter("{x:g}")
+    for axis in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+      axis("{x:g}")
+    panel.tick_params(axis="y", which="both", labelsize=7)
     panel.legend(fontsize=8)
   figure.savefig(path, dpi=110)
   plt.close(figure)

@@ -9,7 +9,7 @@ def step(S, q_t, k_t, v_t, beta_t, g_t=None):
   """One token of one head: decay, erase and write, then read; g_t is a scalar, `[dk]` or None."""
   if g_t is not None:
     S = jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
-  S = S + jnp.outer(k_t, beta_t * (v_t - k_t @ S))
+  S = S + beta_t * jnp.outer(k_t, v_t - k_t @ S)
   return S, q_t @ S
 
 

@@ -1,0 +1,151 @@
+"""Causal softmax attention: whole sequences, and new tokens against a ring buffer of old ones."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from deltanet_jax.ops.norms import wide
+from deltanet_jax.ops.segments import positions, runs
+
+Implementation = Literal["plain", "xla", "cudnn"]
+
+
+class Cache(NamedTuple):
+  """Keys and values of the last M tokens; token p of the row sits in slot p mod M."""
+
+  k: Float[Array, "B M H d"]
+  v: Float[Array, "B M H d"]
+  index: Int[Array, ""]  # tokens of the row so far
+  position: Int[Array, " B"]  # tokens of the current document so far
+
+
+def init_cache(B: int, M: int, heads: int, head_size: int, dtype) -> Cache:
+  """An empty cache; `M` is the longest row, or the window of a sliding one."""
+  zeros = jnp.zeros((B, M, heads, head_size), dtype)
+  return Cache(zeros, zeros, jnp.zeros((), jnp.int32), jnp.zeros((B,), jnp.int32))
+
+
+def causal_attention(
+  q: Float[Array, "B L H d"],
+  k: Float[Array, "B L Hk d"],
+  v: Float[Array, "B L Hk d"],
+  *,
+  window: int | None = None,
+  segment_ids: Int[Array, "B L"] | None = None,
+  implementation: Implementation | None = None,
+) -> Float[Array, "B L H d"]:
+  """softmax(q k^T / sqrt(d)) v over the tokens of the same document up to the current one.
+
+  Args:
+    window: how many keys a token sees, its own included; None is all.
+    implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
+      "cudnn" of `jax.nn.dot_product_attention`. None takes cudnn on a GPU for half precision,
+      plain for float64 (the other two round to float32) and xla else.
+  """
+  B, L, H, d = q.shape
+  if window is not None and window < 1:
+    raise ValueError(f"window is {window}, expected at least 1 key, the token's own.")
+  run = None if segment_ids is None else runs(segment_ids)
+  if window is None or L <= 2 * window or implementation == "cudnn":
+    index = jnp.arange(L, dtype=jnp.int32)
+    mask = _causal(index[:, None], index[None, :], window)[None]
+    if run is not None:
+      mask = mask & (run[:, :, None] == run[:, None, :])
+    plain_causal = run is None and window is None
+    return _attend(q, k, v, None if plain_causal else mask, implementation)
+
+  # Blocks of `window` tokens see themselves and the block before: L * 2 window scores, not L * L.
+  n = -(-L // window)
+  pad = n * window - L
+  q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
+  index = jnp.arange(n * window, dtype=jnp.int32)[None, :]
+  number = jnp.zeros_like(index) if run is None else jnp.pad(run, ((0, 0), (0, pad)), mode="edge")
+  number, index = jnp.broadcast_arrays(number, jnp.broadcast_to(index, (B, n * window)))
+
+  def blocks(x, before):
+    x = x.reshape(B, n, window, *x.shape[2:])
+    if before is not None:
+      first = jnp.full_like(x[:, :1], before)
+      x = jnp.concatenate([jnp.concatenate([first, x[:, :-1]], axis=1), x], axis=2)
+    return x.reshape(B * n, *x.shape[2:])
+
+  # The block before the first has index -window, out of every window.
+  mask = _causal(blocks(index, None)[:, :, None], blocks(index, -window)[:, None, :], window)
+  mask = mask & (blocks(number, None)[:, :, None] == blocks(number, -1)[:, None, :])
+  o = _attend(blocks(q, None), blocks(k, 0), blocks(v, 0), mask, implementation)
+  return o.reshape(B, n * window, H, d)[:, :L]
+
+
+def cached_attention(
+  q: Float[Array, "B L H d"],
+  k: Float[Array, "B L Hk d"],
+  v: Float[Array, "B L Hk d"],
+  cache: Cache,
+  *,
+  window: int | None = None,
+  segment_ids: Int[Array, "B L"] | None = None,
+) -> tuple[Float[Array, "B L H d"], Cache]:
+  """`causal_attention` of L tokens that follow those in the cache; a row must not outgrow M
+  unless `window` <= M.
+  """
+  B, L = q.shape[:2]
+  M = cache.k.shape[1]
+  if window is not None and window > M:
+    raise ValueError(f"window is {window}, but the cache holds only {M} tokens.")
+  n = cache.index
+  position = positions(cache.position, L, segment_ids)
+  index = n + jnp.arange(L, dtype=jnp.int32)
+  slot = jnp.arange(M, dtype=jnp.int32)
+  held = n + L - 1 - (n + L - 1 - slot) % M  # token of each slot afterwards
+  if L == 1:
+    write = lambda old, new: old.at[:, n % M].set(new[:, 0].astype(old.dtype))
+    k, v = write(cache.k, k), write(cache.v, v)
+    new, keys = Cache(k, v, n + 1, position[:, -1] + 1), held
+  else:
+    before = n - 1 - (n - 1 - slot) % M
+    keys = jnp.concatenate([before, index])
+    k = jnp.concatenate([cache.k, k.astype(cache.k.dtype)], axis=1)
+    v = jnp.concatenate([cache.v, v.astype(cache.v.dtype)], axis=1)
+    source = jnp.where(held >= n, M + held - n, slot)
+    new = Cache(k[:, source], v[:, source], n + L, position[:, -1] + 1)
+  # A document's first token is `position` back; slots still empty hold negative indices.
+  document = (index[None, :] - position)[:, :, None]
+  mask = _causal(index[:, None], keys[None, :], window)[None] & (keys[None, None, :] >= document)
+  return _attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, None), new
+
+
+def _causal(i, j, window):
+  mask = j <= i
+  return mask if window is None else mask & (j > i - window)
+
+
+def _attend(q, k, v, mask, implementation):
+  """Attention where `mask` [B L M], causal if None; k and v may have fewer heads."""
+  if implementation is None:
+    half = q.dtype in (jnp.bfloat16, jnp.float16)
+    on_gpu = jax.default_backend() == "gpu"
+    implementation = "cudnn" if half and on_gpu else "xla"
+    if q.dtype == jnp.float64:
+      implementation = "plain"
+  if implementation != "plain":
+    # JAX mixes dtypes inside, which a caller may have forbidden.
+    with jax.numpy_dtype_promotion("standard"):
+      return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        mask=None if mask is None else mask[:, None],
+        is_causal=mask is None,
+        implementation=implementation,
+      )
+  L, H, d = q.shape[1:]
+  if mask is None:
+    index = jnp.arange(L)
+    mask = _causal(index[:, None], index[None, :], None)[None]
+  k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
+  scores = jnp.einsum("bihd,bjhd->bhij", q, k) * d**-0.5
+  scores = wide(scores)
+  P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1).astype(v.dtype)
+  return jnp.einsum("bhij,bjhd->bihd", P, v)

@@ -1,0 +1,31 @@
+"""Decayed linear attention token by token: the definition."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def step(S, q_t, k_t, v_t, g_t=None):
+  """One token of one head: decay, write, then read; g_t is a scalar, `[dk]` or None."""
+  if g_t is not None:
+    S = jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
+  S = S + jnp.outer(k_t, v_t)
+  return S, q_t @ S
+
+
+def recurrent(q, k, v, g, S0, run):
+  """`lax.scan` of `step` over tokens, `[B L H ·]`; the state is emptied where `run` changes."""
+
+  def one_head(q, k, v, g, S0, run):
+    def body(S, x):
+      new_document, token = x
+      if new_document is not None:
+        S = jnp.where(new_document, 0, S)
+      return step(S, *token)
+
+    begins = None if run is None else jnp.diff(run, prepend=run[:1]) != 0
+    S, o = lax.scan(body, S0, (begins, (q, k, v, g)))
+    return o, S
+
+  heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 0, None), out_axes=(1, 0))
+  return jax.vmap(heads)(q, k, v, g, S0, run)
