@@ -41,14 +41,15 @@ def causal_attention(
   Args:
     window: how many keys a token sees, its own included; None is all.
     implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
-      "cudnn" of `jax.nn.dot_product_attention`. None takes cudnn on a GPU for half precision,
-      plain for float64 (the other two round to float32) and xla else.
+      "cudnn" of `jax.nn.dot_product_attention`. None takes cudnn on a GPU for half precision, xla
+      for float32 and plain else: xla rounds float64 to float32, and its gradient for bfloat16
+      mixes dtypes, which strict promotion forbids.
   """
   B, L, H, d = q.shape
   if window is not None and window < 1:
     raise ValueError(f"window is {window}, expected at least 1 key, the token's own.")
   run = None if segment_ids is None else runs(segment_ids)
-  if window is None or L <= 2 * window or implementation == "cudnn":
+  if window is None or 2 * window >= L or implementation == "cudnn":
     index = jnp.arange(L, dtype=jnp.int32)
     mask = _causal(index[:, None], index[None, :], window)[None]
     if run is not None:
@@ -90,8 +91,7 @@ def cached_attention(
   """`causal_attention` of L tokens that follow those in the cache; a row must not outgrow M
   unless `window` <= M.
   """
-  B, L = q.shape[:2]
-  M = cache.k.shape[1]
+  L, M = q.shape[1], cache.k.shape[1]
   if window is not None and window > M:
     raise ValueError(f"window is {window}, but the cache holds only {M} tokens.")
   n = cache.index
@@ -125,10 +125,10 @@ def _attend(q, k, v, mask, implementation):
   """Attention where `mask` [B L M], causal if None; k and v may have fewer heads."""
   if implementation is None:
     half = q.dtype in (jnp.bfloat16, jnp.float16)
-    on_gpu = jax.default_backend() == "gpu"
-    implementation = "cudnn" if half and on_gpu else "xla"
-    if q.dtype == jnp.float64:
-      implementation = "plain"
+    if half and jax.default_backend() == "gpu":
+      implementation = "cudnn"
+    else:
+      implementation = "xla" if q.dtype == jnp.float32 else "plain"
   if implementation != "plain":
     # JAX mixes dtypes inside, which a caller may have forbidden.
     with jax.numpy_dtype_promotion("standard"):
@@ -145,7 +145,6 @@ def _attend(q, k, v, mask, implementation):
     index = jnp.arange(L)
     mask = _causal(index[:, None], index[None, :], None)[None]
   k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
-  scores = jnp.einsum("bihd,bjhd->bhij", q, k) * d**-0.5
-  scores = wide(scores)
+  scores = jnp.einsum("bihd,bjhd->bhij", wide(q), wide(k)) * d**-0.5
   P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1).astype(v.dtype)
   return jnp.einsum("bhij,bjhd->bihd", P, v)

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Int
 
 from deltanet_jax.ops.segments import changes
 
@@ -15,7 +15,7 @@ def elementwise_scan(
   elements: Callable,
   readout: Callable,
   inputs,
-  h0: Shaped[Array, "B *d"],
+  h0: Array,
   *,
   segment_ids: Int[Array, "B L"] | None = None,
   chunk: int = 64,

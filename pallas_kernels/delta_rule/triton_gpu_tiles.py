@@ -14,24 +14,24 @@ _BF16 = dict(
   intra=Tile(64, 64, 4),
   scores=Tile(64, 64, 4),
   ut_fwd=Tile(64, 64, 4),
-  ut_bwd=Tile(64, 64, 8),
-  fwd=Tile(64, 64, 4),
+  ut_bwd=Tile(32, 32, 8),
+  fwd=Tile(64, 32, 4),
   states=Tile(64, 64, 4),
-  dstates=Tile(64, 64, 4),
-  grads=Tile(64, 32, 8),
+  dstates=Tile(64, 32, 4),
+  grads=Tile(32, 32, 8),
 )
-_BF16_256 = _BF16 | dict(fwd=Tile(64, 32, 4), states=Tile(64, 32, 4), dstates=Tile(64, 32, 4))
+_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
 _F32 = dict(
   intra=Tile(32, 32, 4),
-  scores=Tile(64, 64, 4),
-  ut_fwd=Tile(64, 64, 4),
+  scores=Tile(32, 32, 4),
+  ut_fwd=Tile(32, 32, 4),
   ut_bwd=Tile(32, 32, 8),
   fwd=Tile(16, 16, 4),
   states=Tile(64, 32, 4),
-  dstates=Tile(64, 32, 4),
+  dstates=Tile(64, 16, 4),
   grads=Tile(16, 16, 4),
 )
-_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+_F32_256 = _F32 | dict(fwd=Tile(64, 16, 8), states=Tile(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU: which one is not known
 # when a kernel is traced.
 TILES = {

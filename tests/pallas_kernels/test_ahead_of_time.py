@@ -4,6 +4,7 @@ import pytest
 
 from experiments import ahead_of_time as aot
 from experiments import kernel_programs
+from experiments.hlo_bytes import hbm_bytes
 
 # Issue 3: bundles per token and head of the forward at most; spills none on H100.
 BUNDLES = {"v5e": 9.0, "v6e": 7.0}
@@ -48,8 +49,22 @@ def test_gpu_kernels_compile(target):
       assert row["spill_bytes"] == 0, row["kernel"]
 
 
-@pytest.mark.aot
 def test_missing_wheel_is_named(monkeypatch):
   monkeypatch.setattr(aot, "ptxas", lambda: None)
   assert "nvidia-cuda-nvcc-cu12" in aot.missing("h100")
   assert "pip install -e .[aot]" in aot.missing("h100")
+
+
+HLO = """
+ENTRY %main (x: bf16[4,64]) -> bf16[4,64] {
+  %x = bf16[4,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %y = (bf16[4,64]{1,0:T(8,128)(2,1)S(1)}, bf16[4,64]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%x)
+  %z = bf16[4,64]{1,0:T(8,128)(2,1)S(1)} copy-done(%y)
+  ROOT %f.1 = bf16[4,64]{1,0:T(8,128)(2,1)} custom-call(%z, %z), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/transpose(jvp(f))/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_bytes_of_padded_tiles():
+  """A [4, 64] array fills a tile of 8 x 128; from HBM it is read once and written once."""
+  assert hbm_bytes(HLO) == ({"f": 2 * 8 * 128 * 2}, 2 * 8 * 128 * 2)

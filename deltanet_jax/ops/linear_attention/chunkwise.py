@@ -1,4 +1,4 @@
-"""Decayed linear attention in chunks: products inside, one state per chunk.
+"""Decayed linear attention in chunks: products inside, one state per chunk, its own backward.
 
 With b the log decay summed from the start of the chunk, a chunk that starts from S gives
 
@@ -12,11 +12,6 @@ from jax import lax
 
 from deltanet_jax.ops import decay as decays
 
-# Tokens that are worked on together and recomputed together in the backward; fewer for a decay per
-# key channel, whose scores are sixteen times as large.
-_BLOCK_TOKENS = 512
-_BLOCK_TOKENS_VECTOR = 128
-
 
 def chunkwise(q, k, v, g, S0, run, *, chunk, exact):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
@@ -27,62 +22,64 @@ def chunkwise(q, k, v, g, S0, run, *, chunk, exact):
   """
   B, L = q.shape[:2]
   C = min(chunk, 1 << (L - 1).bit_length())
-  vector = g is not None and g.ndim == 4
-  chunks = -(-L // C)
-  blocks = -(-chunks // max((_BLOCK_TOKENS_VECTOR if vector else _BLOCK_TOKENS) // C, 1))
-  if vector:
-    # XLA (CPU, jaxlib 0.10.2) inlines a loop of one turn, and the gradient of a vector decay in
-    # float32 then crashes at run time: so two turns at least.
-    blocks = max(blocks, 2)
-  per_block = -(-chunks // blocks)
-  pad = blocks * per_block * C - L
+  n = -(-L // C)
+  pad = n * C - L
   carry_run = None
   if run is not None:
     run = jnp.pad(run, ((0, 0), (0, pad)), mode="edge")
     # A chunk starts from the state of the token before it, S0 belongs to the first document.
-    carry_run = jnp.concatenate([run[:, :1], run[:, C - 1 : -1 : C]], axis=1)
-    carry_run = jnp.moveaxis(carry_run.reshape(B, blocks, per_block), 0, 2)
+    carry_run = jnp.concatenate([run[:, :1], run[:, C - 1 : -1 : C]], axis=1).T
 
   def split(x):
-    """[B L ..] to [blocks, chunks of a block, B, C, ..]; padded tokens are zero, so g is 0."""
+    """[B L ..] to [n B C ..]; padded tokens are zero, so their g is 0 and they write nothing."""
     if x.shape[1] == L:
       x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(B, blocks, per_block, C, *x.shape[2:]), 0, 2)
+    return jnp.moveaxis(x.reshape(B, n, C, *x.shape[2:]), 1, 0)
 
-  @jax.checkpoint
-  def one_block(S, xs):
-    inputs = _over_chunks(_intra)(*xs)
-    S, states = lax.scan(_next_state, S, inputs[2:])
-    return S, _over_chunks(_output, heads=0)(*inputs[:2], states)
-
+  heads = jax.vmap(_chunk, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
+  body = lambda S, xs: jax.vmap(heads)(S, *xs)
   inputs = jax.tree.map(split, (q, k, v, g, run))
   with jax.default_matmul_precision("highest" if exact else "default"):
-    S, o = lax.scan(one_block, S0, (*inputs, carry_run))
-  # [blocks chunks B H C dv] to [B L H dv]
-  o = jnp.moveaxis(o, (2, 3), (0, 4)).reshape(B, L + pad, *o.shape[3:4], o.shape[-1])
-  return o[:, :L], S
+    S, o = lax.scan(body, S0, (*inputs, carry_run))
+  return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
 
-def _over_chunks(f, heads=None):
-  """f of one chunk and head over [chunks B C H ·], documents without heads; gives [.. H C ·]."""
-  inner = jax.vmap(f) if heads == 0 else jax.vmap(f, in_axes=(1, 1, 1, 1, None, None))
-  return jax.vmap(jax.vmap(inner))
+# From here on: one chunk of one head.
 
 
-def _intra(Q, K, V, g, run, carry_run):
-  """What does not need the state: rows that read it, their own output, and the state's change."""
+@jax.custom_vjp
+def _chunk(S, Q, K, V, g, run, carry_run):
+  """(S after the chunk, O)."""
+  return _forward(S, Q, K, V, g, run, carry_run)[0]
+
+
+def _causal(C, dtype):
+  return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
+
+
+def _forward(S, Q, K, V, g, run, carry_run):
   decay = decays.chunk_decay(g, run, carry_run, V.dtype)
-  mask = jnp.asarray(np.tril(np.ones((K.shape[0],) * 2)), K.dtype)
-  P = decays.scores(Q[None], K, decay, mask[None])[0]
-  if decay is None:
-    return Q, P @ V, jnp.ones((1, 1), V.dtype), K.T @ V
-  return decay.into * Q, P @ V, decay.whole, (decay.out * K).T @ V
+  P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
+  into, out, whole = (1, 1, 1) if decay is None else decay[:3]
+  result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
+  return result, (S, Q, K, V, g, run, carry_run)
 
 
-def _next_state(S, change):
-  whole, written = change
-  return whole * S + written, S
+def _backward(residuals, cotangents):
+  """Gradients with scores and decays computed anew."""
+  S, Q, K, V, g, run, carry_run = residuals
+  dS, dO = cotangents
+  decay = decays.chunk_decay(g, run, carry_run, V.dtype)
+  causal = _causal(K.shape[0], K.dtype)
+  P = decays.scores(Q[None], K, decay, causal)
+  into, out, whole = (1, 1, 1) if decay is None else decay[:3]
+  E = (dO @ V.T)[None] * causal
+  dF_S, dK_S = (into * (dO @ S.T))[None], out * (V @ dS.T)
+  carried = (whole * S * dS).sum(axis=1)
+  dF, dK, dg = decays.score_gradients(g, Q[None], K, decay, P, E, dF_S, dK_S, carried)
+  dV = P[0].T @ dO + (out * K) @ dS
+  dS = whole * dS + (into * Q).T @ dO
+  return dS, dF[0], dK, dV, dg, None, None
 
 
-def _output(Q, O, S):
-  return Q @ S + O
+_chunk.defvjp(_forward, _backward)

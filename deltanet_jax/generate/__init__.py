@@ -1,0 +1,6 @@
+"""Text generation."""
+
+from deltanet_jax.generate.loop import generate
+from deltanet_jax.generate.sample import Sampling, sample
+
+__all__ = ["Sampling", "generate", "sample"]

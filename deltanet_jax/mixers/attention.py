@@ -1,0 +1,60 @@
+"""Softmax attention with rotary positions: over all earlier tokens or a sliding window."""
+
+import jax.numpy as jnp
+
+from deltanet_jax.config import AttentionConfig
+from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.layers import Linear, merge_heads, split_heads
+from deltanet_jax.ops import cached_attention, causal_attention, init_cache, rope
+from deltanet_jax.ops.segments import positions
+
+
+class Attention(Mixer):
+  """o_t = sum_j softmax_j(q_t . k_j / sqrt(d)) v_j."""
+
+  def __init__(self, cfg: AttentionConfig, width: int, *, eps: float, std: float, rngs):
+    del eps  # there is no norm inside
+    self.cfg = cfg
+    self.heads = cfg.heads or max(width // cfg.head_size, 1)
+    self.kv_heads = cfg.kv_heads or self.heads
+    if self.heads % self.kv_heads:
+      raise ValueError(f"kv_heads is {self.kv_heads}, expected a divisor of heads {self.heads}.")
+    inner, kv = self.heads * cfg.head_size, self.kv_heads * cfg.head_size
+    self.q = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs)
+    self.k = Linear((width, kv), ("embed", "heads"), std=std, rngs=rngs)
+    self.v = Linear((width, kv), ("embed", "heads"), std=std, rngs=rngs)
+    self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
+
+  def init_state(self, batch, max_length, dtype):
+    window = self.cfg.window
+    size = max_length if window is None else min(window, max_length)
+    return init_cache(batch, size, self.kv_heads, self.cfg.head_size, dtype)
+
+  def mix(self, x, segment_ids, state):
+    B, L = x.shape[:2]
+    q, k, v = (
+      split_heads(y, heads)
+      for y, heads in (
+        (self.q(x), self.heads),
+        (self.k(x), self.kv_heads),
+        (self.v(x), self.kv_heads),
+      )
+    )
+    start = jnp.zeros((B,), jnp.int32) if state is None else state.position
+    position = positions(start, L, segment_ids)
+    # Keys are stored rotated: their own position does not change any more.
+    q, k = rope(q, position, self.cfg.rope_base), rope(k, position, self.cfg.rope_base)
+    window = self.cfg.window
+    if state is None:
+      o = causal_attention(q, k, v, window=window, segment_ids=segment_ids)
+    else:
+      if window is not None and window > state.k.shape[1]:
+        window = None  # rows are shorter than the window
+      o, state = cached_attention(q, k, v, state, window=window, segment_ids=segment_ids)
+    return self.out(merge_heads(o)), state
+
+  def flops(self, length):
+    keys = min(length, self.cfg.window or length)
+    # Half of a causal square; a window is full but for its beginning.
+    seen = (keys + 1) / 2 * keys / length + keys * (length - keys) / length
+    return 4 * self.heads * self.cfg.head_size * seen

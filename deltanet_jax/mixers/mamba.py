@@ -1,0 +1,69 @@
+"""Mamba: a selective diagonal state space per channel (S6)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deltanet_jax.config import MambaConfig
+from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
+from deltanet_jax.ops import elementwise_scan
+from deltanet_jax.ops.norms import wide_dtype
+
+
+class Mamba(Mixer):
+  """h_t = e^{dt_t A} h_{t-1} + dt_t B_t u_t per channel and state, y_t = C_t h_t + D u_t."""
+
+  def __init__(self, cfg: MambaConfig, width: int, *, eps: float, std: float, rngs):
+    del eps  # there is no norm inside
+    self.cfg = cfg
+    self.channels = d = cfg.expand * width
+    self.rank = r = cfg.dt_rank or math.ceil(width / 16)
+    N = cfg.state_size
+    self.into = Linear((width, 2 * d), ("embed", "heads"), std=std, rngs=rngs)
+    self.conv = ShortConv(cfg.conv, d, "heads", std=std, rngs=rngs, bias=True) if cfg.conv else None
+    self.select = Linear((d, r + 2 * N), ("heads", None), std=std, rngs=rngs)
+    # Not normal: uniform within r^-1/2.
+    dt_kernel = jax.random.uniform(rngs.params(), (r, d), jnp.float32, -1.0, 1.0) * r**-0.5
+    self.dt_kernel = param(dt_kernel, None, "heads")
+    self.dt_bias = param(dt_bias(rngs, (d,)), "heads")
+    self.A_log = param(jnp.log(jnp.tile(jnp.arange(1.0, N + 1)[None], (d, 1))), "heads", None)
+    self.D = param(jnp.ones(d), "heads")
+    self.out = Linear((d, width), ("heads", "embed"), std=std, rngs=rngs)
+
+  def init_state(self, batch, max_length, dtype):
+    S = jnp.zeros((batch, self.channels, self.cfg.state_size), wide_dtype(dtype))
+    return dict(S=S) if self.conv is None else dict(S=S, conv=self.conv.init_state(batch, dtype))
+
+  def mix(self, x, segment_ids, state):
+    wide, N = wide_dtype(x.dtype), self.cfg.state_size
+    u, z = jnp.split(self.into(x), 2, axis=-1)
+    new = {}
+    if self.conv is not None:
+      u, new["conv"] = self.conv(u, None if state is None else state["conv"], segment_ids)
+    u = jax.nn.silu(u)
+    dt, B, C = jnp.split(self.select(u), np.cumsum([self.rank, N]), axis=-1)
+    dt = (dt @ self.dt_kernel[...].astype(dt.dtype)).astype(wide)
+    dt = jax.nn.softplus(dt + self.dt_bias[...].astype(wide)[None, None])
+    A = -jnp.exp(self.A_log[...].astype(wide))
+
+    def elements(inputs):
+      u, dt, B, _ = inputs
+      x = (dt * u.astype(wide))[..., None] * B.astype(wide)[:, :, None, :]
+      return jnp.exp(dt[..., None] * A[None, None]), x
+
+    def readout(h, inputs):
+      return jnp.einsum("btdn,btn->btd", h, inputs[3].astype(wide))
+
+    S0 = jnp.zeros((x.shape[0], self.channels, N), wide) if state is None else state["S"]
+    y, new["S"] = elementwise_scan(
+      elements, readout, (u, dt, B, C), S0, segment_ids=segment_ids, chunk=self.cfg.chunk
+    )
+    y = y + self.D[...].astype(wide)[None, None] * u.astype(wide)
+    return self.out(y.astype(x.dtype) * jax.nn.silu(z)), None if state is None else new
+
+  def flops(self, length):
+    # Decay, input, recurrence and read-out per channel and state.
+    return 9 * self.channels * self.cfg.state_size

@@ -1,0 +1,50 @@
+"""RetNet: linear attention with rotary positions and a fixed decay per head."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from deltanet_jax.config import RetNetConfig
+from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.layers import split_heads
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops
+from deltanet_jax.ops import linear_attention, rope
+from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.segments import positions
+
+
+class RetNet(Mixer):
+  """o_t = dk^-1/2 q_t S_t, S_t = (1 - 2^{-5-h}) S_{t-1} + k_t^T v_t in head h."""
+
+  def __init__(self, cfg: RetNetConfig, width: int, *, eps: float, std: float, rngs):
+    self.cfg = cfg
+    self.sizes = int(width * cfg.expand_k) // cfg.heads, int(width * cfg.expand_v) // cfg.heads
+    dk, dv = self.sizes
+    self.qkv = QKV(width, cfg.heads * dk, cfg.heads * dv, 0, std=std, rngs=rngs)
+    self.output = HeadOutput(width, cfg.heads, dv, True, eps=eps, std=std, rngs=rngs)
+
+  def init_state(self, batch, max_length, dtype):
+    S = jnp.zeros((batch, self.cfg.heads, *self.sizes), wide_dtype(dtype))
+    return dict(S=S, position=jnp.zeros((batch,), jnp.int32))
+
+  def mix(self, x, segment_ids, state):
+    cfg, (B, L) = self.cfg, x.shape[:2]
+    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    q, k, v = (split_heads(y, cfg.heads) for y in (q, k, v))
+    start = jnp.zeros((B,), jnp.int32) if state is None else state["position"]
+    position = positions(start, L, segment_ids)
+    g = jnp.asarray(np.log1p(-(2.0 ** (-5 - np.arange(cfg.heads)))), wide_dtype(x.dtype))
+    o, S = linear_attention(
+      rope(q, position, cfg.rope_base),
+      rope(k, position, cfg.rope_base),
+      v,
+      g=jnp.broadcast_to(g[None, None], (B, L, cfg.heads)),
+      S0=None if state is None else state["S"],
+      segment_ids=segment_ids,
+      scale=self.sizes[0] ** -0.5,
+      chunk=cfg.chunk,
+      implementation="recurrent" if L == 1 else None,
+    )
+    return self.output(o, x), None if state is None else dict(S=S, position=position[:, -1] + 1)
+
+  def flops(self, length):
+    return chunk_flops(self.cfg.heads, *self.sizes, min(self.cfg.chunk, length), False)

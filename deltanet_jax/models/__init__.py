@@ -1,0 +1,17 @@
+"""Language models built of mixers."""
+
+from deltanet_jax.models.block import Block
+from deltanet_jax.models.build import build, count_parameters, summarize
+from deltanet_jax.models.lm import LM, logical_axes
+from deltanet_jax.models.presets import PRESETS, preset
+
+__all__ = [
+  "LM",
+  "PRESETS",
+  "Block",
+  "build",
+  "count_parameters",
+  "logical_axes",
+  "preset",
+  "summarize",
+]

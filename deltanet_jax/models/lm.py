@@ -1,0 +1,77 @@
+"""The language model: embedding, layers, norm and head."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from deltanet_jax.config import ModelConfig
+from deltanet_jax.mixers.layers import Linear, RMSNorm, normal, param
+from deltanet_jax.models.stack import Stack, find_repeats
+from deltanet_jax.ops.norms import wide_dtype
+
+
+class LM(nnx.Module):
+  """Tokens `[B L]` to logits `[B L V]` of the next token."""
+
+  def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
+    cfg.validate()
+    self.cfg = cfg = dataclasses.replace(cfg)
+    self.embedding = param(normal(rngs, (cfg.vocab, cfg.width), cfg.init_std), "vocab", "embed")
+    self.stacks = nnx.List([Stack(cfg, repeat, rngs=rngs) for repeat in find_repeats(cfg.layers)])
+    self.norm = RMSNorm(cfg.width, "embed", eps=cfg.norm_eps)
+    head = dict(shape=(cfg.width, cfg.vocab), axes=("embed", "vocab"))
+    self.head = None if cfg.tied else Linear(**head, std=cfg.init_std, rngs=rngs)
+
+  def __call__(
+    self, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
+  ) -> Float[Array, "B L V"]:
+    return self.logits(self.features(tokens, segment_ids)[0])
+
+  def features(
+    self,
+    tokens: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"] | None = None,
+    state: Any = None,
+  ) -> tuple[Float[Array, "B L D"], Any]:
+    """Normed hidden states, and the state after the last token if one was given."""
+    x = self.embedding[...].astype(self.cfg.dtype)[tokens]
+    new = []
+    for i, stack in enumerate(self.stacks):
+      x, after = stack(x, segment_ids, None if state is None else state[i])
+      new.append(after)
+    return self.norm(x), None if state is None else new
+
+  def logits(self, x: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
+    """Logits in float32 (float64 for a float64 model)."""
+    kernel = self.embedding[...].T if self.head is None else self.head.kernel[...]
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
+
+  def init_state(self, batch: int, max_length: int) -> Any:
+    """The decode state before any token; rows of up to `max_length` tokens if it has attention."""
+    dtype = jnp.dtype(self.cfg.dtype)
+    return [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
+
+  def prefill(
+    self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None
+  ) -> tuple[Float[Array, "B L V"], Any]:
+    """Goes on from `state` over many tokens at once."""
+    x, state = self.features(tokens, segment_ids, state)
+    return self.logits(x), state
+
+  def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
+    """Goes on by one token."""
+    x, state = self.features(tokens[:, None], None, state)
+    return self.logits(x[:, 0]), state
+
+
+def logical_axes(model: LM) -> dict[tuple, tuple[str | None, ...]]:
+  """Names of every weight's axes, by its path in `nnx.state(model, nnx.Param)`."""
+  axes = {}
+  for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+    names = weight.get_metadata()["axes"]
+    # The weights of a stack have one axis more than their layer gave them.
+    axes[path] = ("layers",) * (len(weight.shape) - len(names)) + tuple(names)
+  return axes

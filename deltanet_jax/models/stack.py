@@ -1,0 +1,79 @@
+"""Layers that repeat, stored with a leading axis and scanned: compiled once whatever the depth."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import lax
+from jaxtyping import Array
+
+from deltanet_jax.config import ModelConfig
+from deltanet_jax.models.block import Block
+
+_POLICIES = {
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+  """`unit`, the mixers of consecutive layers, `times` times over."""
+
+  unit: tuple[str, ...]
+  times: int
+
+
+def find_repeats(layers: tuple[str, ...]) -> list[Repeat]:
+  """The layer list as few repeated units: from each place on, the unit that covers most layers."""
+  repeats, i = [], 0
+  while i < len(layers):
+    best = Repeat(layers[i : i + 1], 1)
+    for p in range(1, (len(layers) - i) // 2 + 1):
+      unit, times = layers[i : i + p], 1
+      while layers[i + times * p : i + (times + 1) * p] == unit:
+        times += 1
+      if times > 1 and times * p > best.times * len(best.unit):
+        best = Repeat(unit, times)
+    repeats.append(best)
+    i += best.times * len(best.unit)
+  return repeats
+
+
+class Unit(nnx.Module):
+  """Consecutive layers, applied in turn."""
+
+  def __init__(self, cfg: ModelConfig, names: tuple[str, ...], *, rngs):
+    self.blocks = nnx.List([Block(cfg, name, rngs=rngs) for name in names])
+
+  def __call__(self, x, segment_ids, states):
+    new = []
+    for i, block in enumerate(self.blocks):
+      x, state = block(x, segment_ids, None if states is None else states[i])
+      new.append(state)
+    return x, None if states is None else new
+
+
+class Stack(nnx.Module):
+  """A unit repeated; every weight and state has a leading axis of length `times`."""
+
+  def __init__(self, cfg: ModelConfig, repeat: Repeat, *, rngs):
+    self.times, self.names = repeat.times, repeat.unit
+    self.remat, self.scan = cfg.remat, cfg.scan
+    make = lambda key: Unit(cfg, repeat.unit, rngs=nnx.Rngs(key))
+    self.unit = jax.vmap(make)(jax.random.split(rngs.params(), repeat.times))
+
+  def init_state(self, batch: int, max_length: int, dtype) -> Any:
+    make = lambda unit: [b.mixer.init_state(batch, max_length, dtype) for b in unit.blocks]
+    return jax.vmap(make)(self.unit)
+
+  def __call__(self, x: Array, segment_ids, states) -> tuple[Array, Any]:
+    def body(x, xs):
+      unit, state = xs
+      return unit(x, segment_ids, state)
+
+    if self.remat != "none" and states is None:
+      # Inside a scan nothing can be merged with the forward pass, so no barrier is needed.
+      body = jax.checkpoint(body, policy=_POLICIES[self.remat], prevent_cse=not self.scan)
+    return lax.scan(body, x, (self.unit, states), unroll=1 if self.scan else self.times)

@@ -1,0 +1,191 @@
+"""Every kernel in the program that calls it, with the bytes that its pass must move at least."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from experiments import ahead_of_time as aot
+from experiments.hlo_bytes import hbm_bytes
+
+# A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
+BATCH, LENGTH, HEADS, SEQUENCES = 16, 2048, 16, 128
+# Program -> the kernels it reports, by platform.
+PROGRAMS = {
+  "tpu": {
+    "forward": ("delta_rule_fwd",),
+    "saving forward": ("delta_rule_fwd",),
+    "backward": ("delta_rule_bwd",),
+    "step": ("delta_rule_step",),
+  },
+  "cuda": {
+    "forward": ("delta_rule_intra", "delta_rule_fwd"),
+    "backward": (
+      "delta_rule_scores", "delta_rule_states", "delta_rule_dstates", "delta_rule_grads",
+    ),
+    "UT forward": ("delta_rule_ut_fwd",),
+    "UT backward": ("delta_rule_ut_bwd",),
+    "UT jax-triton": ("_ut_kernel",),
+    "step": ("delta_rule_step",),
+  },
+}  # fmt: skip
+CHUNKS = {"tpu": 128, "cuda": 64}  # what the kernels take unless told otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One program at one shape. inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments."""
+
+  program: str
+  dtype: str
+  head_size: int
+  chunk: int | None
+  inputs: str
+
+  def normal(self, target: str) -> "Case":
+    """The same case with the chunk that the kernels take for it, None for a decoding step."""
+    chunk = self.chunk
+    if self.program == "step":
+      chunk = None
+    elif aot.TARGETS[target].platform == "cuda":
+      from pallas_kernels.delta_rule import triton_gpu
+
+      chunk = triton_gpu.clamp_chunk(chunk, self.dtype)
+    return dataclasses.replace(self, chunk=chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  run: Callable
+  args: tuple
+  minimum: int  # bytes: what the pass is given, read once, and what it returns, written once
+  tokens: int = BATCH * LENGTH * HEADS  # tokens times heads
+  donate: tuple[int, ...] = ()
+
+
+def _bytes(*trees):
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
+
+
+def _arrays(case):
+  d, dtype = case.head_size, jnp.dtype(case.dtype)
+  tokens = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS, d), dtype)
+  gates = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS), jnp.float32)
+  arrays = dict(q=tokens, k=tokens, v=tokens, beta=gates)
+  if case.inputs == "plain":
+    return arrays, None
+  arrays |= dict(g=gates, S0=jax.ShapeDtypeStruct((BATCH, HEADS, d, d), jnp.float32))
+  return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+
+
+def _sequence(rule, case):
+  """Forward, saving forward or backward of a differentiable delta rule."""
+  arrays, segments = _arrays(case)
+  run = lambda x, segments: rule(**x, segment_ids=segments, chunk=case.chunk)
+  save = lambda x, segments: jax.vjp(lambda x: run(x, segments), x)
+
+  def save_new(x, segments):
+    # Without what was given: jit would copy those residuals, a training step leaves them in place.
+    outputs, pull = save(x, segments)
+    given = jax.tree.leaves((x, segments))
+    return outputs, [y for y in jax.tree.leaves(pull) if not any(y is z for z in given)]
+
+  outputs, pull = jax.eval_shape(save, arrays, segments)
+  forward = _bytes(arrays, segments, outputs)
+  match case.program:
+    case "forward":
+      return Program(run, (arrays, segments), forward)
+    case "saving forward":
+      return Program(save_new, (arrays, segments), forward)
+    case "backward":
+      return Program(lambda pull, x: pull(x), (pull, outputs), forward + _bytes(arrays))
+
+
+def _step(rule, case):
+  d, dtype = case.head_size, jnp.dtype(case.dtype)
+  token = jax.ShapeDtypeStruct((SEQUENCES, HEADS, d), dtype)
+  gate = jax.ShapeDtypeStruct((SEQUENCES, HEADS), jnp.float32)
+  S = jax.ShapeDtypeStruct((SEQUENCES, HEADS, d, d), jnp.float32)
+  args = (token, token, token, gate, S, gate if case.inputs == "full" else None)
+  return Program(rule, args, _bytes(args, token, S), SEQUENCES * HEADS, donate=(4,))
+
+
+def _ut(case, capability):
+  from pallas_kernels.delta_rule import triton_gpu, triton_gpu_ut
+
+  options = dict(chunk=case.chunk)
+  precision = triton_gpu.default_inverse(jnp.dtype(case.dtype))
+  transform = functools.partial(triton_gpu_ut.ut_transform, inverse_precision=precision, **options)
+  if case.program == "UT jax-triton":
+    from pallas_kernels.delta_rule import jax_triton_ut
+
+    transform = functools.partial(
+      jax_triton_ut.ut_transform,
+      inverse_precision=precision,
+      compute_capability=capability,
+      **options,
+    )
+  arrays, segments = _arrays(case)
+  args = (*(arrays.get(x) for x in ("k", "v", "beta", "g")), segments)
+  X, W, U = jax.eval_shape(transform, *args)
+  minimum = _bytes(args, W, U)
+  if case.program != "UT backward":
+    return Program(transform, args, minimum)
+  backward = functools.partial(triton_gpu_ut.ut_transform_bwd, **options)
+  return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]))
+
+
+def build(target: str, case: Case) -> Program:
+  """The program of a case, for jit."""
+  if aot.TARGETS[target].platform == "tpu":
+    from pallas_kernels.delta_rule import mosaic_tpu, mosaic_tpu_step
+
+    rule, step = mosaic_tpu.delta_rule_tpu, mosaic_tpu_step.delta_rule_step_tpu
+  else:
+    from pallas_kernels.delta_rule import triton_gpu, triton_gpu_step
+
+    rule, step = triton_gpu.delta_rule_gpu, triton_gpu_step.delta_rule_step_gpu
+  if case.program.startswith("UT"):
+    return _ut(case, aot.TARGETS[target].capability)
+  return _step(step, case) if case.program == "step" else _sequence(rule, case)
+
+
+def measure(target: str, case: Case) -> list[dict]:
+  """One row per kernel of the case; to be called in a Worker for the target."""
+  platform = aot.TARGETS[target].platform
+  row = dict(target=target, **dataclasses.asdict(case))
+  kernels = PROGRAMS[platform][case.program]
+  try:
+    program = build(target, case)
+    compiled = aot.compile_for(target, program.run, program.args, program.donate)
+  except Exception as error:  # whatever a compiler raises is the result
+    return failures(target, case, error)
+  moved, total = hbm_bytes(compiled.hlo)
+  rows = []
+  for kernel in kernels:
+    if platform == "tpu":
+      found = aot.tpu_bundles(compiled, kernel)
+      steps = math.prod(compiled.grids[kernel])
+      found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
+    else:
+      found = aot.gpu_resources(compiled, kernel)
+    size = moved[kernel if kernel in moved else "jax_triton"]
+    rows.append(
+      row
+      | dict(kernel=kernel, compiles=True, error=None, **found)
+      | dict(bytes=size, minimum_bytes=program.minimum, bytes_over_minimum=size / program.minimum)
+      | dict(program_bytes_over_minimum=total / program.minimum)
+      | dict(compile_seconds=compiled.seconds, compile_cpu_seconds=compiled.cpu_seconds)
+    )
+  return rows
+
+
+def failures(target: str, case: Case, error: Exception) -> list[dict]:
+  """The rows of a program that did not compile."""
+  first = (str(error).strip() or type(error).__name__).splitlines()[0]
+  row = dict(target=target, **dataclasses.asdict(case), compiles=False, error=first)
+  kernels = PROGRAMS[aot.TARGETS[target].platform][case.program]
+  return [row | dict(kernel=kernel) for kernel in kernels]

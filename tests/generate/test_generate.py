@@ -1,0 +1,101 @@
+"""Generation equals what repeated full forwards would give."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.generate import Sampling, generate, sample
+from deltanet_jax.generate.loop import decode, left_pad, prefill
+from deltanet_jax.models import preset
+from tests.models.cases import random_model
+
+PROMPTS = [[5, 9, 2, 77, 31, 8, 8, 1, 60], [200], [17, 3, 3, 250]]
+
+
+@functools.cache
+def model_of(name):
+  return random_model(preset(name, depth=2))
+
+
+def greedy_by_full_forward(model, prompt, count):
+  tokens = list(prompt)
+  L = len(prompt) + count
+  # One compilation: later tokens cannot change earlier logits.
+  forward = jax.jit(lambda tokens: model(tokens))
+  for _ in range(count):
+    padded = jnp.asarray([tokens + [0] * (L - len(tokens))], jnp.int32)
+    tokens.append(int(forward(padded)[0, len(tokens) - 1].argmax()))
+  return tokens[len(prompt) :]
+
+
+# The window of the sliding preset is 16: rows outgrow it and the ring buffer wraps.
+@pytest.mark.parametrize("name", ["deltanet-tiny", "deltanet-sliding-tiny"])
+def test_unequal_prompts_equal_full_forwards(name):
+  model = model_of(name)
+  got = generate(model, PROMPTS, 24, block=8)
+  for prompt, row in zip(PROMPTS, got):
+    assert row == greedy_by_full_forward(model, prompt, 24)
+
+
+def test_stop_tokens_end_a_row_and_are_kept():
+  model = model_of("deltanet-tiny")
+  free = generate(model, PROMPTS, 12, block=4)
+  stop = free[0][5]
+  for row, whole in zip(generate(model, PROMPTS, 12, stop=[stop], block=4), free):
+    end = whole.index(stop) + 1 if stop in whole else len(whole)
+    assert row == whole[:end]
+
+
+def test_sampling_is_reproducible_and_within_top_k_and_top_p():
+  model = model_of("deltanet-tiny")
+  how = Sampling(temperature=1.0)
+  a, b, c = (generate(model, PROMPTS, 8, sampling=how, seed=s, block=8) for s in (1, 1, 2))
+  assert a == b != c
+  p = np.array([0.5, 0.3, 0.15, 0.05])
+  logits = jnp.log(jnp.asarray(p, jnp.float32))[None].repeat(2000, axis=0)
+  draw = lambda **how: np.asarray(sample(logits, Sampling(**how), jax.random.key(0)))
+  assert set(draw()) == {0}
+  assert set(draw(temperature=1.0)) == {0, 1, 2, 3}
+  assert set(draw(temperature=1.0, top_k=2)) == {0, 1}
+  assert set(draw(temperature=1.0, top_p=0.79)) == {0, 1}
+  assert set(draw(temperature=1.0, top_p=0.81)) == {0, 1, 2}
+  assert set(draw(temperature=1.0, top_p=0.01)) == {0}
+  frequencies = np.bincount(draw(temperature=1.0), minlength=4) / 2000
+  np.testing.assert_allclose(frequencies, p, atol=0.04)
+
+
+def test_memory_does_not_grow_with_the_generated_length():
+  model = model_of("deltanet-tiny")
+  tokens, segment_ids = left_pad(PROMPTS)
+  stops, how = jnp.zeros((0,), jnp.int32), Sampling()
+
+  def bytes_of(count):
+    state = model.init_state(3, 9 + count)
+    args = (model, tokens, segment_ids, state, stops, jax.random.key(0))
+    now = jax.eval_shape(lambda *args: prefill(*args, how), *args)
+    memory = decode.lower(model, now, stops, count, how).compile().memory_analysis()
+    # Of what grows there are only the tokens themselves, int32.
+    tokens_out = 3 * count * 4
+    return memory.temp_size_in_bytes, memory.output_size_in_bytes - tokens_out
+
+  (temp, out), (temp_long, out_long) = bytes_of(10), bytes_of(10_000)
+  assert out == out_long
+  # The loop's own copy of the tokens, and nothing else.
+  assert temp_long - temp <= 2 * 3 * 10_000 * 4
+
+
+def test_errors_are_clear():
+  model = model_of("deltanet-tiny")
+  for arguments, words in (
+    (dict(prompts=[[]], max_new=3), "prompts has an empty entry"),
+    (dict(prompts=[[1]], max_new=0), "max_new is 0"),
+    (dict(prompts=[[256]], max_new=1), "outside the vocabulary of 256"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=2.0)), "top_p is 2.0"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=0)), "top_k is 0"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(temperature=-1.0)), "temperature is -1"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      generate(model, **arguments)

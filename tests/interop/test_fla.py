@@ -1,0 +1,164 @@
+"""Public checkpoints: the golden model's logits and gradients, and files that must be refused."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from deltanet_jax.interop import fla_tensors, load_fla, save_fla
+from deltanet_jax.models import build, preset
+from tests.tolerances import rel_rms
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "model_f32_T40"
+
+
+@pytest.fixture(scope="module")
+def golden():
+  return dict(np.load(GOLDEN.with_suffix(".npz")))
+
+
+def relative(x, ref):
+  """Largest error over the largest value."""
+  return float(np.abs(np.asarray(x, np.float64) - ref).max() / np.abs(ref).max())
+
+
+def test_logits_and_every_gradient(golden):
+  model = load_fla(GOLDEN)
+  tokens = jnp.asarray(golden["input_ids"], jnp.int32)
+
+  @jax.jit
+  def loss(model):
+    logits = model(tokens)
+    picked = jnp.take_along_axis(
+      jax.nn.log_softmax(logits[:, :-1], axis=-1), tokens[:, 1:, None], axis=-1
+    )
+    return -picked.mean(), logits
+
+  (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(model)
+  assert max(rel_rms(logits, golden["logits"]), relative(logits, golden["logits"])) < 2e-6
+  assert abs(float(value) / golden["loss"] - 1) < 2e-6
+  got = fla_tensors(grads)
+  want = {name[2:]: x for name, x in golden.items() if name.startswith("g:")}
+  assert got.keys() == want.keys()
+  errors = {name: max(rel_rms(got[name], x), relative(got[name], x)) for name, x in want.items()}
+  assert max(errors.values()) < 1e-5, errors
+
+
+def weights(model):
+  return jax.tree.leaves(model)
+
+
+def assert_same(a, b):
+  assert a.cfg == b.cfg
+  for x, y in zip(weights(a), weights(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_save_then_load_is_bitwise(tmp_path):
+  model = load_fla(GOLDEN)
+  save_fla(model, tmp_path)
+  again = load_fla(tmp_path)
+  for x, y in zip(weights(model), weights(again), strict=True):
+    np.testing.assert_array_equal(x, y)
+  old, new = (safetensors.numpy.load_file(f / "model.safetensors") for f in (GOLDEN, tmp_path))
+  assert old.keys() == new.keys()
+  assert all(np.array_equal(old[name], new[name]) for name in old)
+
+
+OPTIONS = {
+  "gate": dict(use_gate=True),
+  "negative_eigenvalues": dict(allow_neg_eigval=True),
+  "no_conv": dict(use_short_conv=False),
+  "elu_sum": dict(qk_activation="elu", qk_norm="sum"),
+  "relu": dict(qk_activation="relu"),
+  "identity_no_conv": dict(qk_activation="identity", use_short_conv=False),
+  "tied": dict(tie_word_embeddings=True),
+  "expand": dict(expand_k=0.5, expand_v=2.0),
+  "inner": dict(intermediate_size=96),
+  "bfloat16": dict(dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
+def test_options_change_the_result_and_survive_saving(changes, tmp_path):
+  options = json.loads((GOLDEN / "config.json").read_text()) | changes
+  from deltanet_jax.interop.fla_config import from_fla
+
+  cfg = from_fla(options)
+  model = build(cfg, seed=1)
+  if cfg.dtype == "bfloat16":
+    model = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), model)
+  save_fla(model, tmp_path)
+  stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+  want = ml_dtypes.bfloat16 if cfg.dtype == "bfloat16" else np.float32
+  assert {x.dtype for x in stored.values()} == {np.dtype(want)}
+  again = load_fla(tmp_path)
+  assert again.cfg.mixers == cfg.mixers and again.cfg.dtype == cfg.dtype
+  assert again.cfg.mlp_width == cfg.mlp_width
+  for x, y in zip(weights(model), weights(again), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+REFUSED = {
+  "no beta": (dict(use_beta=False), "use_beta"),
+  "hybrid": (dict(attn=dict(layers=[0], num_heads=2)), "attn"),
+  "unknown": (dict(rotary=True), "rotary"),
+  "other model": (dict(model_type="gla"), "model_type"),
+  "norm": (dict(qk_norm="l3"), "qk_norm"),
+  "activation": (dict(qk_activation="gelu"), "qk_activation"),
+  "dtype": (dict(dtype="float16"), "float16"),
+  "heads": (dict(num_heads=3), "3 heads"),
+  "no width": (dict(hidden_size=None), "hidden_size"),
+}
+
+
+@pytest.mark.parametrize("changes,words", REFUSED.values(), ids=REFUSED)
+def test_options_that_cannot_be_honoured(changes, words, tmp_path):
+  options = json.loads((GOLDEN / "config.json").read_text()) | changes
+  (tmp_path / "config.json").write_text(json.dumps(options))
+  with pytest.raises(ValueError, match=words):
+    load_fla(tmp_path)
+
+
+def test_wrong_tensors_are_refused(tmp_path):
+  shutil.copy(GOLDEN / "config.json", tmp_path)
+  with pytest.raises(ValueError, match=r"neither model.safetensors"):
+    load_fla(tmp_path)
+  tensors = safetensors.numpy.load_file(GOLDEN / "model.safetensors")
+  name = "model.layers.1.attn.k_proj.weight"
+
+  def write(changed):
+    safetensors.numpy.save_file(changed, tmp_path / "model.safetensors")
+
+  write({n: x for n, x in tensors.items() if n != name})
+  with pytest.raises(ValueError, match=f"lacks 1 tensors.*{name}"):
+    load_fla(tmp_path)
+  write(tensors | {"model.layers.2.attn_norm.weight": np.ones(64, np.float32)})
+  with pytest.raises(ValueError, match=r"leaves no place for.*layers.2"):
+    load_fla(tmp_path)
+  write(tensors | {name: tensors[name][:32].copy()})
+  with pytest.raises(ValueError, match=rf"{name} has shape \[32, 64\], expected \[64, 64\]"):
+    load_fla(tmp_path)
+
+
+def test_parts_with_an_index(tmp_path):
+  shutil.copy(GOLDEN / "config.json", tmp_path)
+  tensors = safetensors.numpy.load_file(GOLDEN / "model.safetensors")
+  names = sorted(tensors)
+  where = {n: f"part-{i % 2}.safetensors" for i, n in enumerate(names)}
+  for part in set(where.values()):
+    safetensors.numpy.save_file({n: tensors[n] for n in names if where[n] == part}, tmp_path / part)
+  (tmp_path / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=where)))
+  for x, y in zip(weights(load_fla(GOLDEN)), weights(load_fla(tmp_path)), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_only_deltanet_models_are_saved(tmp_path):
+  with pytest.raises(ValueError, match="AttentionConfig"):
+    save_fla(build(preset("deltanet-sliding-tiny")), tmp_path)

@@ -1,0 +1,143 @@
+"""The language model: scanned equals unrolled, decoding equals the forward, compiled once."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from deltanet_jax.models import LM, PRESETS, build, logical_axes, preset
+from deltanet_jax.models.build import abstract
+from tests.models.cases import random_model
+from tests.tolerances import rel_rms
+
+B, L = 2, 19
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (B, L)), jnp.int32)
+IDS = np.repeat([1, 2, 1], [6, 1, 12])[None].repeat(B, axis=0).astype(np.int32)
+
+
+def loss(model, tokens, segment_ids=None):
+  logits = model(tokens, segment_ids)
+  picked = jnp.take_along_axis(
+    jax.nn.log_softmax(logits[:, :-1], axis=-1), tokens[:, 1:, None], axis=-1
+  )
+  return -picked.mean()
+
+
+def with_config(model: LM, **changes) -> LM:
+  """The same weights under other settings."""
+  other = abstract(dataclasses.replace(model.cfg, **changes))
+  return jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))
+
+
+@pytest.mark.parametrize("name", ["deltanet-sliding-tiny", "deltanet-global-tiny"])
+def test_scan_and_remat_change_nothing(name):
+  model = random_model(preset(name, dtype="float64"), "float64")
+  run = lambda model: jax.jit(jax.value_and_grad(loss))(model, TOKENS)
+  value, grads = run(model)
+  variants = [dict(scan=False), dict(remat="full")]
+  for changes in variants if name == "deltanet-sliding-tiny" else [dict(remat="dots")]:
+    other, other_grads = run(with_config(model, **changes))
+    assert abs(other - value) < 1e-12
+    errors = jax.tree.map(rel_rms, jax.tree.leaves(other_grads), jax.tree.leaves(grads))
+    assert max(errors) < 1e-10, changes
+
+
+@pytest.mark.parametrize("name", ["deltanet-sliding-tiny", "deltanet-global-tiny", "mamba-tiny"])
+def test_prefill_and_steps_equal_the_forward(name):
+  model = random_model(preset(name, dtype="float64"), "float64")
+
+  @jax.jit
+  def run(model, tokens):
+    first, state = model.prefill(tokens[:, :7], model.init_state(B, L))
+    step = lambda state, t: model.step(t, state)[::-1]
+    _, rest = lax.scan(step, state, tokens[:, 7:].T)
+    return model(tokens), jnp.concatenate([first, jnp.moveaxis(rest, 0, 1)], axis=1)
+
+  want, got = run(model, TOKENS)
+  assert rel_rms(got, want) < 1e-10
+
+
+def test_packed_documents_equal_separate_ones():
+  model = random_model(preset("deltanet-sliding-tiny", dtype="float64"), "float64")
+  packed = jax.jit(lambda m: m(TOKENS, jnp.asarray(IDS)))(model)
+  alone = jax.jit(lambda m: m(TOKENS[:, 7:]))(model)
+  assert rel_rms(packed[:, 7:], alone) < 1e-10
+
+
+def test_bfloat16_compute_keeps_float32_weights_and_logits():
+  model = random_model(preset("deltanet-sliding-tiny"))
+  half = with_config(model, dtype="bfloat16")
+  logits = jax.jit(lambda m: m(TOKENS))(half)
+  value, grads = jax.jit(jax.value_and_grad(loss))(half, TOKENS)
+  assert logits.dtype == jnp.float32
+  assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+  assert rel_rms(logits, jax.jit(lambda m: m(TOKENS))(model)) < 0.03
+  assert abs(float(value) - float(jax.jit(loss)(model, TOKENS))) < 0.05
+
+
+def test_initialisation():
+  model = build(preset("gated-deltanet-tiny", depth=2))
+  block = model.stacks[0].unit.blocks[0]
+  kernel = np.asarray(block.mlp.gate.kernel[...])
+  assert abs(kernel.std() - 0.02) < 0.001 and not np.array_equal(kernel[0], kernel[1])
+  np.testing.assert_array_equal(model.norm.scale[...], 1)
+  dt = jax.nn.softplus(block.mixer.dt_bias[...])
+  assert (dt > 0.9e-3).all() and (dt < 0.11).all()
+
+
+def test_every_weight_names_its_axes():
+  known = {"layers", "vocab", "embed", "heads", "mlp", None}
+  for name in ("deltanet-sliding-tiny", "gla-conv-tiny", "mamba-tiny", "gated-deltanet-tiny"):
+    model = abstract(preset(name))
+    weights = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    axes = logical_axes(model)
+    assert axes.keys() == weights.keys()
+    for path, names in axes.items():
+      assert len(names) == len(weights[path].shape) and set(names) <= known, path
+      assert (names[0] == "layers") == (path[0] == "stacks"), path
+
+
+def lowered_step(cfg, length=64, platforms=None):
+  """An SGD step, lowered from shapes alone."""
+
+  def step(model, tokens):
+    value, grads = jax.value_and_grad(loss)(model, tokens)
+    return value, jax.tree.map(lambda w, g: w - 1e-3 * g, model, grads)
+
+  tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  traced = jax.jit(step).trace(abstract(cfg), tokens)
+  return traced.lower(lowering_platforms=platforms) if platforms else traced.lower()
+
+
+def test_a_deep_program_is_as_long_as_a_shallow_one():
+  short, long = (
+    len(lowered_step(preset("deltanet-sliding-tiny", depth=depth)).as_text()) for depth in (4, 24)
+  )
+  assert long < 1.02 * short
+
+
+@pytest.mark.slow
+def test_compile_time_does_not_grow_with_depth():
+  times = {}
+  for depth in (4, 24, 4, 24):
+    # Unlike earlier programs, so that nothing comes from a cache.
+    cfg = preset("deltanet-tiny", depth=depth, vocab=250 + len(times))
+    start = time.perf_counter()
+    lowered_step(cfg).compile()
+    times.setdefault(depth, []).append(time.perf_counter() - start)
+  assert min(times[24]) < 1.5 * min(times[4]), times
+
+
+@pytest.mark.parametrize(
+  "name",
+  [n if n.endswith("tiny") else pytest.param(n, marks=pytest.mark.slow) for n in PRESETS],
+)
+def test_lowers_for_gpu_and_tpu(name):
+  text = lowered_step(preset(name, dtype="bfloat16"), platforms=("cuda", "tpu")).as_text()
+  assert "stablehlo.dot_general" in text

@@ -1,0 +1,157 @@
+"""Sizes of the named models, to the unit, from shapes alone."""
+
+import pytest
+
+from deltanet_jax.models import PRESETS, preset, summarize
+from deltanet_jax.models.stack import Repeat, find_repeats
+
+V = 32000
+
+
+def model(d, layers, mixer, inner):
+  """Untied model: norms, mixer and MLP per layer, final norm, embedding and head."""
+  per_layer = mixer + d + (3 * d * inner + d if inner else 0)
+  return layers * per_layer + d + 2 * V * d
+
+
+# Parameters of one mixer, written out from mixers.md section 4.
+def deltanet(d, conv=4):
+  return 4 * d * d + d * (d // 128) + 3 * conv * d + 128
+
+
+def gated_deltanet(d, H):
+  return d * (2 * 256 * H + 3 * 512 * H + 2 * H) + 2 * H + 4 * (2 * 256 + 512) * H + 512
+
+
+def gla(d, conv=0):
+  return 4 * d * d + d * 16 + 16 * d // 2 + d // 2 + d // 4 + conv * 2 * d
+
+
+def mamba(d, conv=4):
+  r, c = d // 16, 2 * d
+  return d * 2 * c + (conv + bool(conv)) * c + c * (r + 32) + r * c + c + c * 16 + c + c * d
+
+
+# name: (parameters, the figure in the table of mixers.md 2.2, in millions, if it is there)
+SIZES = {
+  "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
+  "deltanet-340m": (374_362_112, 374.4),
+  "deltanet-noconv-340m": (model(1024, 24, deltanet(1024, 0), 2816), None),
+  "gla-340m": (model(1024, 24, gla(1024), 2816), 374.5),
+  "gla-conv-340m": (model(1024, 24, gla(1024, 4), 2816), None),
+  "retnet-340m": (model(1024, 24, 8 * 1024**2 + 512, 1536), 380.2),
+  "mamba-340m": (model(1024, 48, mamba(1024), 0), 385.6),
+  "mamba-noconv-340m": (model(1024, 48, mamba(1024, 0), 0), None),
+  "gated-deltanet-340m": (model(1024, 21, gated_deltanet(1024, 3), 2816), 379.8),
+  "transformer-1.3b": (model(2048, 24, 4 * 2048**2, 5632), 1364.3),
+  "deltanet-1.3b": (1_365_677_056, 1365.7),
+  "deltanet-noconv-1.3b": (model(2048, 24, deltanet(2048, 0), 5632), None),
+  "gla-1.3b": (model(2048, 24, gla(2048), 5632), 1365.5),
+  "gla-conv-1.3b": (model(2048, 24, gla(2048, 4), 5632), None),
+  "retnet-1.3b": (model(2048, 24, 8 * 2048**2 + 512, 2816), 1351.7),
+  "mamba-1.3b": (model(2048, 48, mamba(2048), 0), 1400.3),
+  "mamba-noconv-1.3b": (model(2048, 48, mamba(2048, 0), 0), None),
+  "gated-deltanet-1.3b": (model(2048, 21, gated_deltanet(2048, 6), 5632), 1387.3),
+  "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
+  "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
+}
+
+
+def hybrid(d, layers, attending, inner):
+  pure = model(d, layers, deltanet(d), inner)
+  return pure + attending * (4 * d * d - deltanet(d))
+
+
+for _size, _d, _layers, _inner in (
+  ("340m", 1024, 24, 2816),
+  ("1.3b", 2048, 24, 5632),
+  ("3b", 2560, 36, 6912),
+):
+  SIZES[f"deltanet-sliding-{_size}"] = hybrid(_d, _layers, _layers // 2, _inner), None
+  SIZES[f"deltanet-global-{_size}"] = hybrid(_d, _layers, 2, _inner), None
+
+
+def test_every_preset_has_a_size_here():
+  assert set(SIZES) == {name for name in PRESETS if not name.endswith("-tiny")}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_to_the_unit(name):
+  parameters, millions = SIZES[name]
+  assert summarize(preset(name)).parameters == parameters
+  if millions is not None:
+    assert round(parameters / 1e6, 1) == millions
+
+
+def test_tied_embeddings_count_once():
+  assert summarize(preset("deltanet-340m", tied=True)).parameters == 374_362_112 - V * 1024
+
+
+# The paper's table 1, last column, and mixers.md 2.3: state numbers of one layer.
+EXPANSION = {
+  "retnet-340m": (512, 524_288),
+  "retnet-1.3b": (512, 1_048_576),
+  "mamba-340m": (64, 32_768 + 6_144),
+  "mamba-1.3b": (64, 65_536 + 12_288),
+  "gla-340m": (128, 131_072),
+  "gla-1.3b": (256, 524_288),
+  "deltanet-340m": (128, 131_072 + 9_216),
+  "deltanet-1.3b": (128, 262_144 + 18_432),
+  "gated-deltanet-1.3b": (384, 786_432 + 18_432 * 2),
+}
+
+
+@pytest.mark.parametrize("name", EXPANSION)
+def test_state_expansion_is_the_papers(name):
+  expansion, per_layer = EXPANSION[name]
+  got = summarize(preset(name))
+  if name != "gated-deltanet-1.3b":
+    assert got.state == per_layer * preset(name).depth
+  assert got.state_expansion == expansion
+
+
+def test_attention_has_a_cache_and_no_expansion():
+  got = summarize(preset("transformer-1.3b"), length=2048)
+  assert got.state == 24 * 8_388_608 and got.state_expansion is None
+  windowed = summarize(preset("deltanet-sliding-1.3b"), length=100_000)
+  assert windowed.state == 12 * (2 * 2048 * 2048 + 262_144 + 18_432)
+
+
+def test_hybrid_layer_lists():
+  assert preset("deltanet-sliding-1.3b").layers == ("deltanet", "window") * 12
+  layers = preset("deltanet-global-1.3b").layers
+  # Counted from 1: the second layer and layer N/2 + 1.
+  assert [i + 1 for i, name in enumerate(layers) if name == "global"] == [2, 13]
+  assert len(layers) == 24
+
+
+def test_repeats_are_found():
+  a, b, c = "abc"
+  assert find_repeats((a,) * 24) == [Repeat((a,), 24)]
+  assert find_repeats((a, b) * 12) == [Repeat((a, b), 12)]
+  assert find_repeats((a, a, b) * 4) == [Repeat((a, a, b), 4)]
+  assert find_repeats((a, b, c)) == [Repeat((x,), 1) for x in "abc"]
+  layers = preset("deltanet-global-340m").layers
+  assert [(len(r.unit), r.times) for r in find_repeats(layers)] == [
+    (1, 1),
+    (1, 1),
+    (1, 10),
+    (1, 1),
+    (1, 11),
+  ]
+  for repeats in (find_repeats(layers), find_repeats((a, b, a, b, a, c))):
+    flat = [name for r in repeats for _ in range(r.times) for name in r.unit]
+    assert tuple(flat) in (layers, (a, b, a, b, a, c))
+
+
+def test_unknown_names_and_bad_settings_are_clear_errors():
+  for arguments, words in (
+    (dict(name="deltanet-9t"), "preset is 'deltanet-9t'"),
+    (dict(name="deltanet-tiny", pattern=("gla",)), "pattern names"),
+    (dict(name="deltanet-tiny", depth=0), "depth is 0"),
+    (dict(name="deltanet-tiny", dtype="float8"), "dtype is 'float8'"),
+    (dict(name="deltanet-tiny", remat="some"), "remat is 'some'"),
+    (dict(name="deltanet-global-tiny", depth=2), "pattern has 4 layers"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      preset(**arguments)
