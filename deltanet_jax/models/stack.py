@@ -26,19 +26,19 @@ class Repeat:
 
 
 def find_repeats(layers: tuple[str, ...]) -> list[Repeat]:
-  """The layer list as few repeated units: from each place on, the unit that covers most layers."""
-  repeats, i = [], 0
-  while i < len(layers):
-    best = Repeat(layers[i : i + 1], 1)
-    for p in range(1, (len(layers) - i) // 2 + 1):
+  """The layer list as repeated units with the fewest layers to compile, then the fewest units."""
+  # best[i] = (layers compiled, repeats) for layers[i:].
+  best = [(0, [])]
+  for i in reversed(range(len(layers))):
+    options = []
+    for p in range(1, len(layers) - i + 1):
       unit, times = layers[i : i + p], 1
       while layers[i + times * p : i + (times + 1) * p] == unit:
         times += 1
-      if times > 1 and times * p > best.times * len(best.unit):
-        best = Repeat(unit, times)
-    repeats.append(best)
-    i += best.times * len(best.unit)
-  return repeats
+      cost, rest = best[len(layers) - i - times * p]
+      options.append((cost + p, [Repeat(unit, times), *rest]))
+    best.append(min(options, key=lambda option: (option[0], len(option[1]))))
+  return best[-1][1]
 
 
 class Unit(nnx.Module):

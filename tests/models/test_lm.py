@@ -77,7 +77,11 @@ def test_bfloat16_compute_keeps_float32_weights_and_logits():
   assert logits.dtype == jnp.float32
   assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-  assert rel_rms(logits, jax.jit(lambda m: m(TOKENS))(model)) < 0.03
+  # The yardstick is what rounding the weights alone does to this model (1.5e-2): activations are
+  # rounded too, a few times per layer.
+  rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), model)
+  full, from_rounded = (jax.jit(lambda m: m(TOKENS))(m) for m in (model, rounded))
+  assert rel_rms(logits, full) < 4 * rel_rms(from_rounded, full)
   assert abs(float(value) - float(jax.jit(loss)(model, TOKENS))) < 0.05
 
 
