@@ -28,7 +28,7 @@ _F32 = dict(
   ut_bwd=Tile(32, 32, 8),
   fwd=Tile(16, 16, 4),
   states=Tile(64, 32, 4),
-  dstates=Tile(64, 16, 4),
+  dstates=Tile(32, 16, 4),
   grads=Tile(16, 16, 4),
 )
 _F32_256 = _F32 | dict(fwd=Tile(64, 16, 8), states=Tile(64, 16, 4))
