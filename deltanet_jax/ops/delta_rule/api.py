@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 from deltanet_jax.ops.precision import products_for
+from deltanet_jax.ops.segments import runs
 
 Implementation = Literal[
   "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
@@ -98,7 +99,7 @@ def delta_rule(
   if implementation == "by_platform":
     return _by_platform(q, k, v, beta, **options)
   dtype = _state_dtype(q, k, v, beta, g, S0)
-  run = None if segment_ids is None else _runs(segment_ids)
+  run = None if segment_ids is None else runs(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
     return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk)
@@ -212,7 +213,7 @@ def delta_rule_attention(
   _check_floating(q=q, k=k, beta=beta, g=g)
   _check_segment_ids(segment_ids, (B, L))
   dtype = _state_dtype(q, k, beta, g)
-  run = None if segment_ids is None else _runs(segment_ids)
+  run = None if segment_ids is None else runs(segment_ids)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   with products_for(k.dtype):
@@ -222,12 +223,6 @@ def delta_rule_attention(
 def _state_dtype(*arrays):
   wide = any(x is not None and x.dtype == jnp.float64 for x in arrays)
   return jnp.float64 if wide else jnp.float32
-
-
-def _runs(segment_ids):
-  """Numbers the documents of each row 0, 1, ..: an id that comes back later is a new document."""
-  changed = segment_ids[:, 1:] != segment_ids[:, :-1]
-  return jnp.pad(jnp.cumsum(changed, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
 
 
 def _check_qk(q, k):
