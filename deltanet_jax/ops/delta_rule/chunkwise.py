@@ -36,8 +36,14 @@ class Inverse(NamedTuple):
   X: jax.Array
   rest: jax.Array | None
 
-  def __matmul__(self, Y):
-    return self.X @ Y if self.rest is None else self.X @ Y + self.rest @ Y
+  def of_sum(self, a, b):
+    """X (a + b), with the digits that the sum itself loses if a rest is asked for."""
+    Y = a + b
+    if self.rest is None:
+      return self.X @ Y
+    b_of_Y = Y - a
+    lost = (a - (Y - b_of_Y)) + (b - b_of_Y)
+    return self.X @ Y + (self.X @ lost + self.rest @ Y)
 
   @property
   def T(self):
@@ -281,15 +287,16 @@ def _next_state(S, R, x, decay):
 def _state(S, xs):
   """S after the chunk; kept are S before it, Z = V - K S and the pseudo values R."""
   X, x, decay = xs
-  Z = x.v - _into(x.k, decay) @ S
-  R = X @ (x.beta[:, None] * Z)
+  KS = _into(x.k, decay) @ S
+  R = X.of_sum(x.beta[:, None] * x.v, -x.beta[:, None] * KS)
+  Z = x.v - KS
   return _next_state(S, R, x, decay), (S, Z, R)
 
 
 def _output(S, xs):
   X, x, decay, P = xs
   QS, KS = _into(jnp.stack([x.q, x.k]), decay) @ S
-  R = X @ (x.beta[:, None] * (x.v - KS))
+  R = X.of_sum(x.beta[:, None] * x.v, -x.beta[:, None] * KS)
   return _next_state(S, R, x, decay), QS + P @ R
 
 
@@ -303,7 +310,7 @@ def _dstate(dS, xs):
   """dS of the state before the chunk; kept are dS after it and dY, Y = beta Z."""
   X, x, decay, (dR, dS_before) = xs
   k_out = x.k if decay is None else decay.out * x.k
-  dY = X.T @ (dR + k_out @ dS)
+  dY = X.T.of_sum(dR, k_out @ dS)
   dS_before = dS_before - _into(x.k, decay).T @ (x.beta[:, None] * dY)
   return dS_before + (dS if decay is None else decay.whole * dS), (dS, dY)
 
