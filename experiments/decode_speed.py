@@ -1,10 +1,14 @@
 """Decoding at growing context: tokens/s and memory of DeltaNet beside Transformer++, in one run.
 
-For each context length the model decodes that many tokens into its context; then the same compiled
-loop is timed, models in turn, so that a ratio compares runs of the same minute. A Transformer's
-cache is as large as its context. Writes JSON lines.
+Each model reads a context of each length, then one compiled loop of --tokens tokens is timed,
+all models and contexts in turn, so that a ratio compares runs of the same minute. A Transformer's
+cache is as long as context and tokens. Memory is told three ways: bytes of the decode state; what
+the compiled program that decodes as many tokens as the context takes beyond its weights and the
+tokens it returns; and how far a process rises above itself while it really decodes them (Linux,
+and only for models with a state that does not grow: the others would take hours).
 
-  python -m experiments.decode_speed
+  python -m experiments.decode_speed                  # a few minutes on two cores
+  python -m experiments.plots.decode_speed results/decode_speed/decode_speed.jsonl figure.png
 """
 
 import json
@@ -13,6 +17,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import app, flags
 
 from deltanet_jax.generate import Sampling
@@ -23,78 +28,125 @@ from experiments import provenance
 _PRESETS = flags.DEFINE_multi_string(
   "preset", ["deltanet-tiny", "transformer-tiny"], "Models to compare; repeat the flag."
 )
+_WIDTH = flags.DEFINE_integer("width", 256, "Width of every model.", lower_bound=1)
+_DEPTH = flags.DEFINE_integer("depth", 4, "Layers of every model.", lower_bound=1)
 _CONTEXTS = flags.DEFINE_multi_integer(
   "context", [10, 1000, 10000], "Tokens before the timed ones."
 )
-_TOKENS = flags.DEFINE_integer("tokens", 100, "Timed tokens.", lower_bound=1)
+_TOKENS = flags.DEFINE_integer("tokens", 50, "Timed tokens.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed rounds; the best one counts.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 10, "Timed rounds; the best one counts.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "results/decode_speed", "Folder for JSON lines.")
+
+_NO_STOPS = np.zeros((0,), np.int32)
+_PIECE = 500  # context tokens read at once: attention's scores are a piece by the whole cache
 
 
 class Candidate:
-  """One model, decoded into one context and ready to be timed."""
+  """One model that has read one context, ready to be timed."""
 
   def __init__(self, name, model, context):
-    self.name, self.context, self.model = name, context, model
-    self.best = float("inf")
-    stops = jnp.zeros((0,), jnp.int32)
-    rounds = _REPEATS.value + 1
-    state = model.init_state(_BATCH.value, context + rounds * _TOKENS.value)
-    token = jnp.ones((_BATCH.value,), jnp.int32)
-    now = Decoding(state, token, jnp.zeros(token.shape, bool), jax.random.key(0))
-    compiled = decode.lower(model, now, stops, context, Sampling()).compile()
-    memory = compiled.memory_analysis()
-    tokens_out = 4 * context * _BATCH.value
-    self.state_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
-    # What the loop needs beyond weights and the tokens it returns.
-    self.loop_bytes = memory.temp_size_in_bytes + memory.output_size_in_bytes - tokens_out
-    self.now, _ = compiled(model, now, stops)
-    self.run = decode.lower(model, self.now, stops, _TOKENS.value, Sampling()).compile()
-    self.stops = stops
+    self.name, self.model, self.context = name, model, context
+    self.program_bytes = _program_bytes(model, context)
+    grows = _state_bytes(model, context) > _state_bytes(model, 1)
+    self.process_bytes = None if grows else _process_bytes(model, context)
+    self.state_bytes = _state_bytes(model, context + _TOKENS.value)
+    self.before = _after(model, context, room=_TOKENS.value)
+    self.run = decode.lower(model, self.before, _NO_STOPS, _TOKENS.value, Sampling()).compile()
+    self.seconds = []
     self.time()
-    self.best = float("inf")
+    self.seconds.clear()
 
   def time(self):
+    # The loop takes its state over, so each round has a copy.
+    now = jax.block_until_ready(jax.tree.map(jnp.copy, self.before))
     start = time.perf_counter()
-    self.now, tokens = self.run(self.model, self.now, self.stops)
-    jax.block_until_ready(tokens)
-    self.best = min(self.best, time.perf_counter() - start)
+    jax.block_until_ready(self.run(self.model, now, _NO_STOPS))
+    self.seconds.append(time.perf_counter() - start)
 
   def row(self):
-    per_second = _BATCH.value * _TOKENS.value / self.best
     return dict(
       preset=self.name,
+      width=_WIDTH.value,
+      depth=_DEPTH.value,
+      batch=_BATCH.value,
       context=self.context,
-      tokens_per_second=per_second,
+      tokens=_TOKENS.value,
+      tokens_per_second=_BATCH.value * _TOKENS.value / min(self.seconds),
+      seconds=self.seconds,
       state_bytes=self.state_bytes,
-      loop_bytes=self.loop_bytes,
+      program_bytes=self.program_bytes,
+      process_bytes=self.process_bytes,
     )
 
 
+def _state_bytes(model, length):
+  state = jax.eval_shape(lambda model: model.init_state(_BATCH.value, length), model)
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+
+
+def _after(model, context, room=0):
+  """The state of a loop that has read `context` tokens and can go on for `room` more."""
+  B = _BATCH.value
+  read = jax.jit(lambda model, tokens, state: model.features(tokens, None, state)[1])
+  state = model.init_state(B, context + room)
+  for start in range(0, context, _PIECE):
+    length = min(_PIECE, context - start)
+    state = read(model, jnp.ones((B, length), jnp.int32), state)
+  stopped = jnp.zeros((B,), bool)
+  return Decoding(state, jnp.ones((B,), jnp.int32), stopped, jax.random.key(0))
+
+
+def _program_bytes(model, count):
+  """Memory of a loop of `count` tokens, weights and returned tokens (int32) apart."""
+  now = jax.eval_shape(lambda model: _after(model, 0, room=count), model)
+  memory = decode.lower(model, now, _NO_STOPS, count, Sampling()).compile().memory_analysis()
+  returned = 4 * count * _BATCH.value
+  return memory.temp_size_in_bytes + memory.output_size_in_bytes - returned
+
+
+def _process_bytes(model, count):
+  """How far the peak of the process rises over what it holds, while it decodes `count` tokens."""
+  now = _after(model, 0, room=count)
+  run = decode.lower(model, now, _NO_STOPS, count, Sampling()).compile()
+  before = _resident("VmRSS")
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+  jax.block_until_ready(run(model, now, _NO_STOPS))
+  return _resident("VmHWM") - before
+
+
+def _resident(name):
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
 def main(_):
-  models = {name: build(preset(name)) for name in _PRESETS.value}
+  shape = dict(width=_WIDTH.value, depth=_DEPTH.value)
+  models = {name: build(preset(name, **shape)) for name in _PRESETS.value}
   candidates = [
-    Candidate(name, model, context) for context in _CONTEXTS.value for name, model in models.items()
+    Candidate(name, model, context) for name, model in models.items() for context in _CONTEXTS.value
   ]
   for _ in range(_REPEATS.value):
     for candidate in candidates:
       candidate.time()
+  rows = [candidate.row() for candidate in candidates]
+  where = provenance.describe()
   folder = pathlib.Path(_OUT.value)
   folder.mkdir(parents=True, exist_ok=True)
-  rows = [candidate.row() for candidate in candidates]
   with (folder / "decode_speed.jsonl").open("w") as file:
     for row in rows:
-      file.write(json.dumps(row | provenance.describe()) + "\n")
+      file.write(json.dumps(row | where) + "\n")
   first = {row["preset"]: row for row in reversed(rows)}
   print(
-    f"{'preset':24}{'context':>9}{'tokens/s':>10}{'ratio':>7}{'state bytes':>13}{'loop bytes':>12}"
+    f"{'preset':22}{'context':>9}{'tokens/s':>10}{'ratio':>7}{'state bytes':>14}"
+    f"{'program bytes':>15}{'process bytes':>15}"
   )
   for row in rows:
     ratio = row["tokens_per_second"] / first[row["preset"]]["tokens_per_second"]
+    process = "-" if row["process_bytes"] is None else f"{row['process_bytes']:,}"
     print(
-      f"{row['preset']:24}{row['context']:>9}{row['tokens_per_second']:>10.0f}{ratio:>7.2f}"
-      f"{row['state_bytes']:>13,}{row['loop_bytes']:>12,}"
+      f"{row['preset']:22}{row['context']:>9}{row['tokens_per_second']:>10.0f}{ratio:>7.2f}"
+      f"{row['state_bytes']:>14,}{row['program_bytes']:>15,}{process:>15}"
     )
 
 

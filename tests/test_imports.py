@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# A package may import those after it. `config` and `data` are leaves.
+# A package may import those after it. The leaves import none.
 ORDER = (
   "experiments",
   "deltanet_jax.eval",
@@ -21,7 +21,7 @@ ORDER = (
   "deltanet_jax.ops",
   "pallas_kernels",
 )
-LEAVES = ("deltanet_jax.config", "deltanet_jax.data")
+LEAVES = ("deltanet_jax.config", "deltanet_jax.data", "deltanet_jax.sharding")
 # Third-party packages that only these may see.
 ONLY = {
   "absl": ("experiments",),

@@ -7,6 +7,7 @@ from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, merge_heads, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache, rope
 from deltanet_jax.ops.segments import positions
+from deltanet_jax.sharding import locally
 
 
 class Attention(Mixer):
@@ -46,7 +47,10 @@ class Attention(Mixer):
     q, k = rope(q, position, self.cfg.rope_base), rope(k, position, self.cfg.rope_base)
     window = self.cfg.window
     if state is None:
-      o = causal_attention(q, k, v, window=window, segment_ids=segment_ids)
+      attend = lambda q, k, v, ids: (causal_attention(q, k, v, window=window, segment_ids=ids),)
+      heads = ("batch", None, "mixing_heads", None)
+      names = (heads, heads, heads, ("batch", None))
+      (o,) = locally(attend, (q, k, v, segment_ids), names, (heads,))
     else:
       if window is not None and window > state.k.shape[1]:
         window = None  # rows are shorter than the window

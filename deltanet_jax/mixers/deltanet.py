@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from deltanet_jax.config import DeltaNetConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops
-from deltanet_jax.ops import delta_rule, l1_norm, l2_norm
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_delta_rule
+from deltanet_jax.ops import l1_norm, l2_norm
 from deltanet_jax.ops.norms import wide_dtype
 
 _ACTIVATIONS = {
@@ -39,19 +39,9 @@ class DeltaNet(Mixer):
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     q, k = (_NORMS[cfg.norm](_ACTIVATIONS[cfg.activation](y)) for y in (q, k))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
-    o, S = delta_rule(
-      q,
-      k,
-      jax.nn.silu(v),
-      2 * beta if cfg.negative_eigenvalues else beta,
-      S0=None if state is None else state["S"],
-      segment_ids=segment_ids,
-      scale=cfg.key_size**-0.5,
-      chunk=cfg.chunk,
-      implementation="recurrent" if x.shape[1] == 1 else None,
-    )
+    o, S = run_delta_rule(cfg, q, k, jax.nn.silu(v), beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
 
   def flops(self, length):
     cfg = self.cfg
-    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, min(cfg.chunk, length), True)
+    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, cfg.chunk, length, delta=True)

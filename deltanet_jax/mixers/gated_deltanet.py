@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from deltanet_jax.config import GatedDeltaNetConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, dt_bias, param, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops
-from deltanet_jax.ops import delta_rule, l2_norm
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_delta_rule
+from deltanet_jax.ops import l2_norm
 from deltanet_jax.ops.norms import wide_dtype
 
 
@@ -36,20 +36,10 @@ class GatedDeltaNet(Mixer):
     q, k, v = (split_heads(jax.nn.silu(y), self.heads) for y in (q, k, v))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
-    o, S = delta_rule(
-      l2_norm(q),
-      l2_norm(k),
-      v,
-      2 * beta if cfg.negative_eigenvalues else beta,
-      g=-jnp.exp(self.A_log[...].astype(wide))[None, None] * dt,
-      S0=None if state is None else state["S"],
-      segment_ids=segment_ids,
-      scale=cfg.key_size**-0.5,
-      chunk=cfg.chunk,
-      implementation="recurrent" if x.shape[1] == 1 else None,
-    )
+    g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
+    o, S = run_delta_rule(cfg, l2_norm(q), l2_norm(k), v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
 
   def flops(self, length):
     cfg = self.cfg
-    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, min(cfg.chunk, length), True)
+    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, cfg.chunk, length, delta=True)

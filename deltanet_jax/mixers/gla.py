@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from deltanet_jax.config import GLAConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops
-from deltanet_jax.ops import linear_attention
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_linear_attention
 from deltanet_jax.ops.norms import wide_dtype
 
 
@@ -36,18 +35,9 @@ class GLA(Mixer):
       q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, cfg.heads) for y in (q, k, v))
     gate = self.decay_up(self.decay_down(x)).astype(wide_dtype(x.dtype))
-    o, S = linear_attention(
-      q,
-      k,
-      v,
-      g=split_heads(jax.nn.log_sigmoid(gate) / cfg.gate_temperature, cfg.heads),
-      S0=None if state is None else state["S"],
-      segment_ids=segment_ids,
-      scale=self.sizes[0] ** -0.5,
-      chunk=cfg.chunk,
-      implementation="recurrent" if x.shape[1] == 1 else None,
-    )
+    g = split_heads(jax.nn.log_sigmoid(gate) / cfg.gate_temperature, cfg.heads)
+    o, S = run_linear_attention(cfg, q, k, v, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
 
   def flops(self, length):
-    return chunk_flops(self.cfg.heads, *self.sizes, min(self.cfg.chunk, length), False)
+    return chunk_flops(self.cfg.heads, *self.sizes, self.cfg.chunk, length, delta=False)

@@ -4,6 +4,13 @@ import jax
 from flax import nnx
 
 from deltanet_jax.mixers.layers import Linear, RMSNorm, ShortConv, merge_heads, split_heads
+from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention
+from deltanet_jax.sharding import locally
+
+# Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
+_TOKENS = ("batch", None, "mixing_heads", None)
+_STATE = ("batch", "mixing_heads", None, None)
+_SEGMENTS = ("batch", None)
 
 
 class QKV(nnx.Module):
@@ -54,10 +61,46 @@ class HeadOutput(nnx.Module):
     return self.out(merge_heads(o))
 
 
-def chunk_flops(heads, dk, dv, chunk, delta):
+def run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state):
+  """(o, S) of the delta rule as `cfg` has it, from "S" of the state or from nothing."""
+  beta = 2 * beta if cfg.negative_eigenvalues else beta
+  scale = cfg.key_size**-0.5
+  if state is not None and q.shape[1] == 1:
+    # Decoding has kernels of its own; they are not differentiable, and nobody trains on one token.
+    plain = cfg.implementation in ("recurrent", "chunkwise", "parallel")
+    token = (x[:, 0] for x in (q, k, v, beta))
+    g_t = None if g is None else g[:, 0]
+    step = dict(scale=scale, implementation="recurrent" if plain else None)
+    o, S = delta_rule_step(*token, state["S"], g_t, **step)
+    return o[:, None], S
+
+  def run(q, k, v, beta, g, S0, segment_ids):
+    options = dict(scale=scale, chunk=cfg.chunk, implementation=cfg.implementation)
+    return delta_rule(q, k, v, beta, g=g, S0=S0, segment_ids=segment_ids, **options)
+
+  S0 = None if state is None else state["S"]
+  names = (*(_TOKENS,) * 3, _TOKENS[:3], _TOKENS[:3], _STATE, _SEGMENTS)
+  return locally(run, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
+
+
+def run_linear_attention(cfg, q, k, v, g, segment_ids, state):
+  """(o, S) of decayed linear attention, from "S" of the state or from nothing."""
+
+  def run(q, k, v, g, S0, segment_ids):
+    form = "recurrent" if q.shape[1] == 1 else None
+    options = dict(scale=q.shape[-1] ** -0.5, chunk=cfg.chunk, implementation=form)
+    return linear_attention(q, k, v, g=g, S0=S0, segment_ids=segment_ids, **options)
+
+  S0 = None if state is None else state["S"]
+  names = (*(_TOKENS,) * 3, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
+  return locally(run, (q, k, v, g, S0, segment_ids), names, (_TOKENS, _STATE))
+
+
+def chunk_flops(heads, dk, dv, chunk, length, *, delta):
   """Operations per token of the chunkwise form: scores, outputs and state; WY terms if `delta`."""
-  products = chunk * dk + chunk * dv + 2 * dk * dv
+  C = min(chunk or 64, length)
+  products = C * dk + C * dv + 2 * dk * dv
   if delta:
     # K K^T, the inverse (C^3 / 3), X times values, and K S.
-    products += chunk * dk + chunk * chunk / 3 + chunk * dv + dk * dv
+    products += C * dk + C * C / 3 + C * dv + dk * dv
   return 2 * heads * products

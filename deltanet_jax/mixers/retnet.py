@@ -6,8 +6,8 @@ import numpy as np
 from deltanet_jax.config import RetNetConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops
-from deltanet_jax.ops import linear_attention, rope
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_linear_attention
+from deltanet_jax.ops import rope
 from deltanet_jax.ops.norms import wide_dtype
 from deltanet_jax.ops.segments import positions
 
@@ -33,18 +33,10 @@ class RetNet(Mixer):
     start = jnp.zeros((B,), jnp.int32) if state is None else state["position"]
     position = positions(start, L, segment_ids)
     g = jnp.asarray(np.log1p(-(2.0 ** (-5 - np.arange(cfg.heads)))), wide_dtype(x.dtype))
-    o, S = linear_attention(
-      rope(q, position, cfg.rope_base),
-      rope(k, position, cfg.rope_base),
-      v,
-      g=jnp.broadcast_to(g[None, None], (B, L, cfg.heads)),
-      S0=None if state is None else state["S"],
-      segment_ids=segment_ids,
-      scale=self.sizes[0] ** -0.5,
-      chunk=cfg.chunk,
-      implementation="recurrent" if L == 1 else None,
-    )
+    q, k = rope(q, position, cfg.rope_base), rope(k, position, cfg.rope_base)
+    g = jnp.broadcast_to(g[None, None], (B, L, cfg.heads))
+    o, S = run_linear_attention(cfg, q, k, v, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, position=position[:, -1] + 1)
 
   def flops(self, length):
-    return chunk_flops(self.cfg.heads, *self.sizes, min(self.cfg.chunk, length), False)
+    return chunk_flops(self.cfg.heads, *self.sizes, self.cfg.chunk, length, delta=False)

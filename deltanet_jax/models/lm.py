@@ -11,6 +11,7 @@ from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers.layers import Linear, RMSNorm, normal, param
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.sharding import constrain
 
 
 class LM(nnx.Module):
@@ -37,7 +38,9 @@ class LM(nnx.Module):
     state: Any = None,
   ) -> tuple[Float[Array, "B L D"], Any]:
     """Normed hidden states, and the state after the last token if one was given."""
-    x = self.embedding[...].astype(self.cfg.dtype)[tokens]
+    # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
+    table = constrain(self.embedding[...].astype(self.cfg.dtype), None, None)
+    x = constrain(table[tokens], "batch", "length", None)
     new = []
     for i, stack in enumerate(self.stacks):
       x, after = stack(x, segment_ids, None if state is None else state[i])

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.models.block import Block
+from deltanet_jax.sharding import constrain
 
 _POLICIES = {
   "full": jax.checkpoint_policies.nothing_saveable,
@@ -71,7 +72,7 @@ class Stack(nnx.Module):
   def __call__(self, x: Array, segment_ids, states) -> tuple[Array, Any]:
     def body(x, xs):
       unit, state = xs
-      return unit(x, segment_ids, state)
+      return unit(constrain(x, "batch", "length", None), segment_ids, state)
 
     if self.remat != "none" and states is None:
       # Inside a scan nothing can be merged with the forward pass, so no barrier is needed.

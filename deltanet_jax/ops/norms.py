@@ -10,7 +10,7 @@ _EPS = 1e-6
 
 def wide_dtype(dtype):
   """float32, or float64 for float64: the dtype of states, sums and softmax."""
-  return jnp.float64 if dtype == jnp.float64 else jnp.float32
+  return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
 
 
 def wide(x):

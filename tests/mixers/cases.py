@@ -10,26 +10,27 @@ from flax import nnx
 from deltanet_jax import config
 from deltanet_jax.mixers import build_mixer
 
-B, L, D = 2, 21, 32
+# Two whole chunks and a token.
+B, L, D, CHUNK = 2, 9, 16, 4
 
-_SMALL = dict(key_size=8, value_size=12, chunk=8)
+_SMALL = dict(heads=2, key_size=8, value_size=12, chunk=CHUNK)
 CASES = {
-  "deltanet": config.DeltaNetConfig(heads=2, **_SMALL),
+  "deltanet": config.DeltaNetConfig(**_SMALL),
   "deltanet_original": config.DeltaNetConfig(
-    heads=2, activation="elu", norm="l1", conv=0, output_gate=True, **_SMALL
+    activation="elu", norm="l1", conv=0, output_gate=True, **_SMALL
   ),
   "deltanet_negative": config.DeltaNetConfig(
-    heads=2, activation="relu", negative_eigenvalues=True, **_SMALL
+    activation="relu", negative_eigenvalues=True, **_SMALL
   ),
-  "gated_deltanet": config.GatedDeltaNetConfig(heads=2, **_SMALL),
+  "gated_deltanet": config.GatedDeltaNetConfig(**_SMALL),
   "attention": config.AttentionConfig(head_size=8),
-  "attention_grouped": config.AttentionConfig(head_size=8, kv_heads=2),
-  "window": config.AttentionConfig(head_size=8, window=5),
-  "retnet": config.RetNetConfig(heads=2, chunk=8),
-  "gla": config.GLAConfig(heads=2, chunk=8),
-  "gla_conv": config.GLAConfig(heads=2, chunk=8, conv=4),
-  "mamba": config.MambaConfig(state_size=4, chunk=8),
-  "mamba_noconv": config.MambaConfig(state_size=4, chunk=8, conv=0),
+  "window": config.AttentionConfig(head_size=4, window=3),
+  "window_grouped": config.AttentionConfig(head_size=4, kv_heads=2, window=2 * L),
+  "retnet": config.RetNetConfig(heads=2, chunk=CHUNK),
+  "gla": config.GLAConfig(heads=2, chunk=CHUNK),
+  "gla_conv": config.GLAConfig(heads=2, chunk=CHUNK, conv=4),
+  "mamba": config.MambaConfig(state_size=4, chunk=CHUNK),
+  "mamba_noconv": config.MambaConfig(state_size=4, chunk=CHUNK, conv=0),
 }
 
 

@@ -6,39 +6,66 @@ import numpy as np
 import pytest
 from jax import lax
 
+from deltanet_jax import config
+from deltanet_jax.mixers import build_mixer
 from tests.mixers.cases import CASES, B, D, L, make
 from tests.tolerances import rel_rms
 
 ALL = pytest.mark.parametrize("name", CASES)
-# Documents of a packed row: odd lengths, one of a single token, over chunk boundaries.
-LENGTHS = (5, 1, 9, 6)
-IDS = np.repeat([3, 1, 3, 2], LENGTHS)[None].repeat(B, axis=0).astype(np.int32)
+# Documents of a packed row: over a chunk's border, and one of a single token.
+LENGTHS = (3, 1, 5)
+IDS = jnp.asarray(np.repeat([3, 1, 3], LENGTHS)[None].repeat(B, axis=0), jnp.int32)
+
+# Compiled once per mixer and shape, whichever test asks first.
+prefill = jax.jit(lambda mixer, x, state: mixer.prefill(x, state))
+packed_prefill = jax.jit(lambda mixer, x, state: mixer.prefill(x, state, IDS))
+packed_forward = jax.jit(lambda mixer, x: mixer(x, IDS))
+step = jax.jit(lambda mixer, x_t, state: mixer.step(x_t, state))
+
+
+@jax.jit
+def forward_and_gradients(mixer, x, dy):
+  """y, and the gradients of the weights and of x."""
+  y, pull = jax.vjp(lambda mixer, x: mixer(x), mixer, x)
+  return y, *pull(dy)
+
+
+@jax.jit
+def recurrence_and_gradients(mixer, x, dy):
+  """The same by one `step` after the other: the definition."""
+
+  def run(mixer, x):
+    body = lambda state, x_t: mixer.step(x_t, state)[::-1]
+    _, y = lax.scan(body, mixer.init_state(B, L, x.dtype), jnp.moveaxis(x, 1, 0))
+    return jnp.moveaxis(y, 0, 1)
+
+  y, pull = jax.vjp(run, mixer, x)
+  return y, *pull(dy)
+
+
+def draw(shape, seed):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
 
 
 def steps(mixer, x, state):
-  """y token by token, `step` being the recurrence itself."""
+  """y `[B L D]` token by token, from a state."""
+  y = []
+  for t in range(x.shape[1]):
+    y_t, state = step(mixer, x[:, t], state)
+    y.append(y_t)
+  return jnp.stack(y, axis=1)
 
-  def body(state, x_t):
-    y_t, state = mixer.step(x_t, state)
-    return state, y_t
 
-  state, y = lax.scan(body, state, jnp.moveaxis(x, 1, 0))
-  return jnp.moveaxis(y, 0, 1), state
+def start(mixer):
+  return mixer.init_state(B, 2 * L, "float64")
 
 
 @ALL
 def test_equals_its_recurrence_with_every_gradient(name):
   mixer, x = make(name)
-  dy = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape))
-
-  @jax.jit
-  def both(mixer, x):
-    whole, pull = jax.vjp(lambda m, x: m(x), mixer, x)
-    start = mixer.init_state(B, L, x.dtype)
-    recurrent, pull_recurrent = jax.vjp(lambda m, x: steps(m, x, start)[0], mixer, x)
-    return (whole, pull(dy)), (recurrent, pull_recurrent(dy))
-
-  (y, grads), (want, want_grads) = both(mixer, x)
+  dy = draw(x.shape, 1)
+  y, *grads = forward_and_gradients(mixer, x, dy)
+  want, *want_grads = recurrence_and_gradients(mixer, x, dy)
   assert rel_rms(y, want) < 1e-10
   errors = jax.tree.map(rel_rms, grads, want_grads)
   assert max(jax.tree.leaves(errors)) < 1e-8, errors
@@ -46,72 +73,63 @@ def test_equals_its_recurrence_with_every_gradient(name):
 
 
 @ALL
-@pytest.mark.parametrize("cuts", [(7, 15), (1, 3), (16, 20)])
-def test_prefill_and_steps_continue_exactly(name, cuts):
+def test_prefill_and_steps_continue_anywhere(name):
   mixer, x = make(name)
-  a, b = cuts
-
-  @jax.jit
-  def run(mixer, x):
-    state = mixer.init_state(B, L, x.dtype)
-    first, state = mixer.prefill(x[:, :a], state)
-    second, state = mixer.prefill(x[:, a:b], state)
-    third, _ = steps(mixer, x[:, b:], state)
-    return mixer(x), jnp.concatenate([first, second, third], axis=1)
-
-  want, got = run(mixer, x)
-  assert rel_rms(got, want) < 1e-10
+  want, *_ = forward_and_gradients(mixer, x, x)
+  for s in range(L + 1):
+    first, state = prefill(mixer, x[:, :s], start(mixer)) if s else (x[:, :0], start(mixer))
+    rests = [x[:, :0]]
+    if s < L:
+      rests = prefill(mixer, x[:, s:], state)[0], steps(mixer, x[:, s:], state)
+    for rest in rests:
+      assert rel_rms(jnp.concatenate([first, rest], axis=1), want) < 1e-10, s
 
 
 @ALL
 def test_packed_equals_separate(name):
   mixer, x = make(name)
-  ends = np.cumsum(LENGTHS)
-
-  @jax.jit
-  def run(mixer, x):
-    start = mixer.init_state(B, L + 3, x.dtype)
-    packed = mixer(x, jnp.asarray(IDS))
-    prefilled, state = mixer.prefill(x, start, jnp.asarray(IDS))
-    more, _ = steps(mixer, x[:, :3], state)
-    separate = [mixer(x[:, end - n : end]) for n, end in zip(LENGTHS, ends)]
-    # The state that a packed row leaves is that of its last document.
-    last = jnp.concatenate([x[:, -LENGTHS[-1] :], x[:, :3]], axis=1)
-    return packed, prefilled, more, jnp.concatenate(separate, axis=1), mixer(last)[:, -3:]
-
-  packed, prefilled, more, separate, after = run(mixer, x)
-  assert rel_rms(packed, separate) < 1e-10
-  assert rel_rms(prefilled, separate) < 1e-10
-  assert rel_rms(more, after) < 1e-10
+  documents = jnp.split(x, np.cumsum(LENGTHS)[:-1], axis=1)
+  separate = [prefill(mixer, document, start(mixer)) for document in documents]
+  want = jnp.concatenate([y for y, _ in separate], axis=1)
+  assert rel_rms(packed_forward(mixer, x), want) < 1e-10
+  got, state = packed_prefill(mixer, x, start(mixer))
+  assert rel_rms(got, want) < 1e-10
+  # The state that a packed row leaves is that of its last document.
+  more = draw((B, 3, D), 2)
+  assert rel_rms(steps(mixer, more, state), steps(mixer, more, separate[-1][1])) < 1e-10
+  # And the state it is given belongs to its first.
+  _, before = prefill(mixer, more, start(mixer))
+  continued, _ = prefill(mixer, documents[0], before)
+  want = jnp.concatenate([continued, want[:, LENGTHS[0] :]], axis=1)
+  assert rel_rms(packed_prefill(mixer, x, before)[0], want) < 1e-10
 
 
 @ALL
 def test_no_token_sees_a_later_one(name):
   mixer, x = make(name)
-  x = x[:1]
-
-  @jax.jit
-  def gradients(mixer, x):
-    y, pull = jax.vjp(mixer, x)
-    ones = jnp.eye(L, dtype=y.dtype)[:, None, :, None] * jnp.ones((1, 1, 1, D), y.dtype)
-    return jax.vmap(lambda dy: pull(dy)[0])(ones)[:, 0]
-
-  sees = np.abs(gradients(mixer, x)).max(axis=-1)  # [from, to]
-  np.testing.assert_array_equal(np.triu(sees, 1), 0)
-  assert (np.diagonal(sees) > 0).all()
+  for t in range(L):
+    dy = jnp.zeros_like(x).at[:, t].set(1)
+    *_, dx = forward_and_gradients(mixer, x, dy)
+    sees = np.abs(dx).max(axis=(0, 2))
+    np.testing.assert_array_equal(sees[t + 1 :], 0)
+    assert sees[t] > 0
 
 
 @ALL
 def test_finite_in_bfloat16_and_with_extreme_gates(name):
   mixer, x = make(name, "float32")
-  scale = jnp.asarray(np.repeat([1.0, 1e3, -1e3], 7), jnp.float32)[None, :, None]
-
-  @jax.jit
-  def run(mixer, x):
-    f = lambda m, x: m(x).astype(jnp.float32).sum()
-    return mixer(x), jax.grad(f, argnums=(0, 1))(mixer, x)
-
+  scale = jnp.asarray(np.repeat([1.0, 1e3, -1e3], L // 3), jnp.float32)[None, :, None]
   for dtype in ("bfloat16", "float32"):
-    y, grads = run(mixer, (x * scale).astype(dtype))
+    x_wild = (x * scale).astype(dtype)
+    y, *grads = forward_and_gradients(mixer, x_wild, jnp.ones_like(x_wild))
     assert y.dtype == dtype
     assert all(np.isfinite(np.asarray(z, np.float32)).all() for z in (y, *jax.tree.leaves(grads)))
+
+
+def test_wrong_settings_are_clear_errors():
+  for cfg, words in (
+    (config.AttentionConfig(head_size=8, heads=4, kv_heads=3), "kv_heads is 3"),
+    (config.ModelConfig(), "cfg is a ModelConfig"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      jax.eval_shape(lambda cfg=cfg: build_mixer(cfg, D, rngs=None))

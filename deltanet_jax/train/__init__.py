@@ -1,0 +1,1 @@
+"""Training: one compiled step, a loop around it, checkpoints."""

@@ -1,0 +1,91 @@
+"""Numbers of a run: JSON lines, TensorBoard, and how much of the hardware was used."""
+
+import json
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+
+FILE = "metrics.jsonl"
+
+# Dense bfloat16 peak of one device, by a part of its kind's name; from the vendors' data sheets.
+_PEAKS = {
+  "H100": 989e12,
+  "H200": 989e12,
+  "A100": 312e12,
+  "B200": 2250e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+}
+
+
+def peak_flops(device) -> float | None:
+  """Operations per second of one device; of a CPU what a large product reaches now."""
+  for kind, peak in _PEAKS.items():
+    if kind in device.device_kind:
+      return peak
+  return _measured() / len(jax.local_devices()) if device.platform == "cpu" else None
+
+
+def _measured(n: int = 1024) -> float:
+  x = jnp.ones((n, n), jnp.float32)
+  product = jax.jit(jnp.matmul)
+  best = float("inf")
+  for _ in range(4):
+    start = time.perf_counter()
+    product(x, x).block_until_ready()
+    best = min(best, time.perf_counter() - start)
+  return 2 * n**3 / best
+
+
+class Log:
+  """Rows of numbers by step; only the first process writes."""
+
+  def __init__(self, workdir: pathlib.Path, first_step: int):
+    self._file = self._board = None
+    if jax.process_index() != 0:
+      return
+    path = workdir / FILE
+    self._keep_before(path, first_step)
+    self._file = path.open("a")
+    from tensorboardX import SummaryWriter
+
+    self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step)
+
+  @staticmethod
+  def _keep_before(path, step):
+    """Drops what an interrupted run wrote after its last checkpoint: it will be run again."""
+    if not path.exists():
+      return
+    rows = [row for row in path.read_text().splitlines() if _step_of(row) <= step]
+    new = path.with_name(path.name + ".new")
+    new.write_text("".join(row + "\n" for row in rows))
+    os.replace(new, path)
+
+  def write(self, step: int, values: dict):
+    if self._file is None:
+      return
+    self._file.write(json.dumps({"step": step} | values) + "\n")
+    self._file.flush()
+    for name, value in values.items():
+      self._board.add_scalar(name, value, step)
+
+  def close(self):
+    if self._file is not None:
+      self._file.close()
+      self._board.close()
+
+
+def _step_of(row: str) -> int:
+  """The step of a line; a half-written last line counts as beyond every step."""
+  try:
+    return json.loads(row)["step"]
+  except (ValueError, KeyError):
+    return 1 << 62

@@ -1,0 +1,188 @@
+"""The training step: loss, gradient, update, as one compiled program over a mesh."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from deltanet_jax import sharding
+from deltanet_jax.config import TrainConfig
+from deltanet_jax.models import LM
+from deltanet_jax.train.optim import decayed_weights, learning_rate, make_optimizer
+from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
+
+# A batch is tokens, targets, segment_ids [B L] and a mask [B L] of the targets that count.
+Batch = dict[str, Array]
+# weights, optimizer: by name; step: updates so far; skipped: of these, those that changed nothing
+# because their gradient was not finite; bad: how many such there were in a row just now.
+State = dict[str, Any]
+
+
+def token_losses(
+  model: LM, batch: Batch, loss_chunk: int
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+  """Sum of -log p over the targets that count, and their number.
+
+  The logits of `loss_chunk` tokens of each row exist at a time, in the backward too.
+  """
+  x, _ = model.features(batch["tokens"], batch["segment_ids"])
+  x = sharding.constrain(x, "batch", "length", None)
+  B, L = batch["tokens"].shape
+  parts = -(-L // loss_chunk) if L % min(loss_chunk, L) == 0 else 1
+
+  @jax.checkpoint
+  def part(total, xs):
+    x, targets, mask = xs
+    logits = sharding.constrain(model.logits(x), "batch", "length", "vocab")
+    # A sum over the vocabulary, not a lookup: that would gather it where it is split.
+    vocab = jnp.arange(logits.shape[-1])[None, None]
+    right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)
+    loss = jax.nn.logsumexp(logits, axis=-1) - right
+    return total + jnp.where(mask, loss, 0).sum(), None
+
+  split = lambda y: jnp.moveaxis(y.reshape(B, parts, L // parts, *y.shape[2:]), 1, 0)
+  xs = jax.tree.map(split, (x, batch["targets"], batch["mask"]))
+  total, _ = lax.scan(part, jnp.zeros((), jnp.float32), xs)
+  return total, batch["mask"].sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+  """The pure functions of one run: initial state, update and evaluation, and how they are sharded."""
+
+  cfg: TrainConfig
+  mesh: Mesh
+  skeleton: Skeleton
+  optimizer: optax.GradientTransformation
+
+  def init(self) -> State:
+    weights = init_weights(self.cfg.model, self.cfg.seed)
+    count = jnp.zeros((), jnp.int32)
+    return dict(
+      weights=weights,
+      optimizer=self.optimizer.init(weights),
+      step=count,
+      skipped=count,
+      bad=count,
+    )
+
+  def update(self, state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
+    """The state after one batch, and loss, gradient norm, learning rate and the counts."""
+    loss, grads = self._gradient(state["weights"], batch)
+    norm = optax.global_norm(grads)
+    rate = learning_rate(self.cfg, state["step"])
+    directions, optimizer = self.optimizer.update(grads, state["optimizer"], state["weights"])
+    weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
+    good = jnp.isfinite(norm) & jnp.isfinite(loss)
+    keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
+    new = dict(
+      weights=keep(weights, state["weights"]),
+      optimizer=keep(optimizer, state["optimizer"]),
+      step=state["step"] + 1,
+      skipped=state["skipped"] + ~good,
+      bad=jnp.where(good, 0, state["bad"] + 1),
+    )
+    metrics = dict(loss=loss, grad_norm=norm, learning_rate=rate)
+    return new, metrics | dict(skipped=new["skipped"], bad=new["bad"])
+
+  def _gradient(self, weights, batch):
+    """The mean loss over a batch and its gradient, in `grad_accum` parts."""
+    # Every part is divided by the whole batch's count: parts may hold different numbers of targets.
+    count = jnp.maximum(batch["mask"].sum(), 1).astype(jnp.float32)
+
+    def loss(weights, part):
+      total, _ = token_losses(self.skeleton.model(weights), part, self.cfg.loss_chunk)
+      return total / count
+
+    parts = self.cfg.grad_accum
+    if parts == 1:
+      return jax.value_and_grad(loss)(weights, batch)
+
+    def split(x):
+      # Rows of one part lie apart, so that every device has rows in each part.
+      x = jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
+      return sharding.constrain(x, None, "batch", "length")
+
+    def add(carry, part):
+      return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, part)), None
+
+    zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, weights))
+    return lax.scan(add, zero, jax.tree.map(split, batch))[0]
+
+  def evaluate(self, weights, batch: Batch) -> tuple[Array, Array]:
+    return token_losses(self.skeleton.model(weights), batch, self.cfg.loss_chunk)
+
+  def state_shapes(self) -> State:
+    """The state as shapes with shardings; takes no memory."""
+    by_name = {
+      name: sharding.named(self.mesh, *axes) for name, axes in self.skeleton.axes.items()
+    }
+    whole = NamedSharding(self.mesh, PartitionSpec())
+
+    def place(path, x):
+      # The moments of a weight lie where it lies; everything else is a count.
+      name = getattr(path[-1], "key", None)
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_name.get(name, whole))
+
+    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(self.init))
+
+  def batch_shapes(self) -> Batch:
+    place = sharding.named(self.mesh, "batch", "length")
+    shape = (self.cfg.data.batch, self.cfg.data.length)
+    dtypes = dict(tokens="int32", targets="int32", segment_ids="int32", mask="bool")
+    return {
+      name: jax.ShapeDtypeStruct(shape, jnp.dtype(d), sharding=place) for name, d in dtypes.items()
+    }
+
+  def lower(self, function, *arguments, places=None, donate=(), **options):
+    """A method of this class for arguments of these shapes; `.compile()` makes it a program.
+
+    Args:
+      places: shardings of the results; None has every device hold all of them.
+    """
+    with jax.set_mesh(self.mesh):
+      if places is None:
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        places = jax.tree.map(lambda _: whole, jax.eval_shape(function, *arguments))
+      jitted = jax.jit(function, out_shardings=places, donate_argnums=donate)
+      return jitted.trace(*arguments).lower(**options)
+
+  def lower_init(self, **options):
+    return self.lower(self.init, places=_places(self.state_shapes()), **options)
+
+  def lower_update(self, **options):
+    state, batch = self.state_shapes(), self.batch_shapes()
+    with jax.set_mesh(self.mesh):
+      _, metrics = jax.eval_shape(self.update, state, batch)
+    whole = NamedSharding(self.mesh, PartitionSpec())
+    places = (_places(state), jax.tree.map(lambda _: whole, metrics))
+    return self.lower(self.update, state, batch, places=places, donate=0, **options)
+
+  def lower_evaluate(self, **options):
+    return self.lower(
+      self.evaluate, self.state_shapes()["weights"], self.batch_shapes(), **options
+    )
+
+
+def _places(shapes):
+  return jax.tree.map(lambda x: x.sharding, shapes)
+
+
+def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
+  """Checks the configuration and the mesh against each other; computes nothing."""
+  cfg.validate()
+  mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
+  parts = skeleton(cfg.model)
+  for name, axes in parts.axes.items():
+    for axis, size in zip(axes, parts.shapes[name].shape):
+      sharding.check_divides(mesh, axis, size, f"axis {axis!r} of weight {name}")
+  rows = cfg.data.batch // cfg.grad_accum
+  sharding.check_divides(mesh, "batch", rows, "data.batch / grad_accum")
+  sharding.check_divides(mesh, "length", cfg.data.length, "data.length")
+  return Trainer(cfg, mesh, parts, make_optimizer(cfg, decayed_weights(parts.axes)))

@@ -1,0 +1,163 @@
+"""Rows are cut from the stream as described, for any hosts, workers and restarts."""
+
+import itertools
+import json
+
+import grain
+import numpy as np
+import pytest
+
+from deltanet_jax.data import evaluation_batches, training_batches
+
+NAMES = ("tokens", "targets", "segment_ids", "mask")
+LENGTH, BATCH = 32, 8
+
+
+def stream_of(split):
+  """Tokens and document numbers straight from the files."""
+  tokens, documents = [], []
+  for shard in split.info.shards:
+    ids = np.fromfile(split.folder / f"{shard.name}.bin", "<u2")
+    begins = np.zeros(len(ids), int)
+    begins[np.fromfile(split.folder / f"{shard.name}.idx", "<i8")] = 1
+    tokens.append(ids)
+    documents.append(begins)
+  return np.concatenate(tokens), np.cumsum(np.concatenate(documents))
+
+
+def take(batches, count):
+  return list(itertools.islice(batches, count))
+
+
+def assert_equal(got, want):
+  assert len(got) == len(want)
+  for x, y in zip(got, want):
+    assert set(x) == set(NAMES)
+    for name in NAMES:
+      np.testing.assert_array_equal(x[name], y[name], err_msg=name)
+
+
+def joined(parts):
+  """One batch of the parts of several hosts."""
+  return {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
+
+
+def test_rows_are_windows_of_the_stream(corpus):
+  split = corpus.train
+  assert len(split.info.shards) > 5
+  tokens, documents = stream_of(split)
+  windows = (split.tokens - 1) // LENGTH
+  found = []
+  order = training_batches(split, length=LENGTH, batch=1)
+  for row in take(order, windows):
+    assert [row[n].dtype for n in NAMES] == [np.int32, np.int32, np.int32, np.bool_]
+    at = [
+      w
+      for w in range(windows)
+      if (tokens[w * LENGTH :][:LENGTH] == row["tokens"][0]).all()
+      and (tokens[w * LENGTH + 1 :][:LENGTH] == row["targets"][0]).all()
+    ]
+    assert len(at) == 1
+    found += at
+    number = documents[at[0] * LENGTH :][: LENGTH + 1]
+    np.testing.assert_array_equal(row["segment_ids"][0], number[:-1] - number[0] + 1)
+    np.testing.assert_array_equal(row["mask"][0], number[1:] == number[:-1])
+    # What is masked is exactly the bos of the next document.
+    np.testing.assert_array_equal(row["mask"][0], row["targets"][0] != 256)
+  # An epoch has every window once, shuffled, and the next one is shuffled anew.
+  assert sorted(found) == list(range(windows)) != found
+  again = take(order, windows)
+  first = take(training_batches(split, length=LENGTH, batch=1), windows)
+  key = lambda rows: [r["tokens"].tobytes() for r in rows]
+  assert key(again) != key(first)
+  assert sorted(key(again)) == sorted(key(first))
+
+
+def test_a_document_longer_than_the_row_fills_rows(corpus):
+  rows = take(training_batches(corpus.train, length=LENGTH, batch=BATCH), 40)
+  whole = [b["mask"][i].all() for b in rows for i in range(BATCH)]
+  assert any(whole)
+  assert all(b["segment_ids"].min() == 1 for b in rows)
+
+
+def test_stream_depends_on_seed_and_step_alone(corpus):
+  make = lambda **kw: training_batches(corpus.train, length=LENGTH, batch=BATCH, **kw)
+  want = take(make(seed=3), 20)
+  assert_equal(take(make(seed=3), 20), want)
+  assert_equal(take(make(seed=3, workers=1), 20), want)
+  assert_equal(take(make(seed=3, workers=3), 20), want)
+  other = take(make(seed=4), 20)
+  assert any((x["tokens"] != y["tokens"]).any() for x, y in zip(other, want))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_out_the_same_batches(corpus, hosts):
+  make = lambda **kw: training_batches(corpus.train, length=LENGTH, batch=BATCH, seed=5, **kw)
+  parts = [take(make(host=h, hosts=hosts, workers=h), 12) for h in range(hosts)]
+  assert all(batch["tokens"].shape == (BATCH // hosts, LENGTH) for batch in parts[0])
+  assert_equal([joined(step) for step in zip(*parts)], take(make(), 12))
+
+
+@pytest.mark.parametrize("before,after", [(0, 0), (0, 2), (3, 0), (2, 3)])
+def test_restored_stream_goes_on(corpus, before, after):
+  make = lambda workers: training_batches(
+    corpus.train, length=LENGTH, batch=BATCH, seed=7, workers=workers
+  )
+  batches = make(before)
+  take(batches, 11)
+  state = json.loads(json.dumps(batches.get_state()))
+  assert state == {"next_index": 11}
+  want = take(batches, 9)
+  restored = make(after)
+  take(restored, 3)
+  restored.set_state(state)
+  assert_equal(take(restored, 9), want)
+
+
+def test_restored_through_grain_files(corpus, tmp_path):
+  make = lambda: training_batches(corpus.train, length=LENGTH, batch=BATCH, workers=2)
+  batches = make()
+  take(batches, 4)
+  handler = grain.checkpoint.CheckpointHandler()
+  handler.save(tmp_path, batches)
+  restored = handler.restore(tmp_path, make())
+  assert_equal(take(restored, 5), take(batches, 5))
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("batch", [2, 64])
+@pytest.mark.parametrize("length", [1, 31, 100_000])
+def test_evaluation_counts_each_target_once(corpus, length, batch, hosts):
+  split = corpus.validation
+  if length == 1:
+    batch *= 16
+  parts = [
+    list(evaluation_batches(split, length=length, batch=batch, host=h, hosts=hosts))
+    for h in range(hosts)
+  ]
+  batches = [joined(step) for step in zip(*parts, strict=True)]
+  assert all(b["tokens"].shape == (batch, length) for b in batches)
+  assert all(b["segment_ids"].min() >= 1 for b in batches)
+  pairs = np.concatenate(
+    [np.stack([b["tokens"][b["mask"]], b["targets"][b["mask"]]], 1) for b in batches]
+  )
+  tokens, _ = stream_of(split)
+  inside = tokens[1:] != 256
+  np.testing.assert_array_equal(pairs, np.stack([tokens[:-1], tokens[1:]], 1)[inside])
+  assert len(pairs) == split.tokens - split.documents == split.bytes
+
+
+@pytest.mark.parametrize(
+  "wrong,message",
+  [
+    (dict(length=LENGTH, batch=4096), "fewer than the batch of 4096"),
+    (dict(length=10**6, batch=1), "has 0 rows of 1000000 tokens"),
+    (dict(length=LENGTH, batch=9, hosts=2), "multiple of the 2 hosts"),
+    (dict(length=LENGTH, batch=8, host=2, hosts=2), "expected 0 to 1"),
+    (dict(length=0, batch=8), "length is 0"),
+    (dict(length=LENGTH, batch=8, seed=-1), "seed is -1"),
+  ],
+)
+def test_impossible_batches_are_refused(corpus, wrong, message):
+  with pytest.raises(ValueError, match=message):
+    training_batches(corpus.train, **wrong)

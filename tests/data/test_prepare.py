@@ -1,0 +1,240 @@
+"""Preparing gives every document once, the same whatever interrupts it, and refuses the rest."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from deltanet_jax.data import buckets, evaluation_batches, load_tokenizer, open_corpus, prepare
+from deltanet_jax.data import manifest as manifests
+from deltanet_jax.data.text import find_sources
+from tests.data.conftest import write_jsonl
+
+BYTES = load_tokenizer("bytes")
+SETTINGS = dict(validation=0.2, shard_tokens=300)
+
+
+def contents(folder):
+  return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def documents(split):
+  tokens, number = split.read(0, split.tokens)
+  parts = np.split(tokens, np.flatnonzero(np.diff(number)) + 1)
+  assert all(part[0] == 256 for part in parts)
+  return [BYTES.decode(part) for part in parts]
+
+
+def test_every_document_once_and_counted(corpus, texts):
+  train, validation = documents(corpus.train), documents(corpus.validation)
+  assert sorted(train + validation) == sorted(texts)
+  assert len(validation) == corpus.validation.documents == round(0.2 * len(texts))
+  assert train != sorted(train, key=texts.index)
+  for split, found in ((corpus.train, train), (corpus.validation, validation)):
+    assert split.bytes == sum(len(text.encode()) for text in found)
+    assert split.tokens == split.bytes + split.documents
+    assert split.documents == len(found)
+  assert corpus.manifest.dropped == 6
+  assert corpus.manifest.recipe.sources[0][0] == "0.jsonl"
+
+
+def test_order_is_of_the_seed_not_of_buckets_or_shards(corpus, source, tmp_path, monkeypatch):
+  want = documents(corpus.train)
+  monkeypatch.setattr(buckets, "_BUCKET", 500)
+  prepare.prepare(source, tmp_path / "a", BYTES, validation=0.2, shard_tokens=10**6)
+  one = open_corpus(tmp_path / "a")
+  assert len(one.train.info.shards) == 1
+  assert documents(one.train) == want
+  prepare.prepare(source, tmp_path / "b", BYTES, seed=1, **SETTINGS)
+  other = open_corpus(tmp_path / "b")
+  assert documents(other.train) != want
+  assert sorted(documents(other.train) + documents(other.validation)) == sorted(
+    want + documents(corpus.validation)
+  )
+
+
+class Stopped(BaseException):
+  """Ends a run as a signal would."""
+
+
+def test_interrupted_anywhere_gives_the_same(corpus, source, tmp_path, monkeypatch):
+  want = contents(corpus.train.folder)
+  made_durable = manifests.sync
+  crashes = 0
+  for last in range(100):
+    calls = iter(range(last + 1))
+
+    def sync(path):
+      if next(calls) == last:
+        raise Stopped
+      made_durable(path)
+
+    output = tmp_path / f"{last}"
+    # Every file is made durable before it gets its name, so these are all states of the disk.
+    with monkeypatch.context() as patch:
+      patch.setattr(manifests, "sync", sync)
+      patch.setattr(buckets, "sync", sync)
+      try:
+        prepare.prepare(source, output, BYTES, **SETTINGS)
+        break
+      except Stopped:
+        crashes += 1
+    with pytest.raises(FileNotFoundError, match="did not finish"):
+      open_corpus(output)
+    prepare.prepare(source, output, BYTES, **SETTINGS)
+    assert contents(output) == want
+    shutil.rmtree(output)
+  assert crashes > 3 * len(corpus.train.info.shards)
+
+
+def test_resuming_skips_finished_shards(source, tmp_path, monkeypatch):
+  encoded = []
+
+  class Counting(type(BYTES)):
+    def encode_many(self, texts):
+      if len(encoded) == 6:
+        raise Stopped
+      encoded.append(len(texts))
+      return super().encode_many(texts)
+
+  monkeypatch.setattr(prepare, "_GROUP", 400)
+  with pytest.raises(Stopped):
+    prepare.prepare(source, tmp_path / "a", Counting(), **SETTINGS)
+  finished = json.loads((tmp_path / "a/.partial/shards.json").read_text())
+  count = sum(shard["documents"] for split in finished.values() for shard in split)
+  assert count > 10
+  before = sum(encoded)
+  encoded[:] = []
+  monkeypatch.setattr(prepare, "_GROUP", 10**6)
+  manifest = prepare.prepare(source, tmp_path / "a", Counting(), **SETTINGS)
+  assert sum(encoded) == manifest.train.documents + manifest.validation.documents - count
+  assert before >= count
+
+
+def test_again_checks_and_other_settings_are_refused(corpus, source, tmp_path):
+  folder = tmp_path / "copy"
+  shutil.copytree(corpus.train.folder, folder)
+  before = contents(folder)
+  prepare.prepare(source, folder, BYTES, **SETTINGS)
+  with pytest.raises(ValueError, match=r"other settings \(seed\)"):
+    prepare.prepare(source, folder, BYTES, seed=2, **SETTINGS)
+  with pytest.raises(ValueError, match=r"other settings \(sources\)"):
+    prepare.prepare(source / "0.jsonl", folder, BYTES, **SETTINGS)
+  assert contents(folder) == before
+
+
+def test_begun_with_other_settings_is_refused(source, tmp_path, monkeypatch):
+  def stop(*_):
+    raise Stopped
+
+  with monkeypatch.context() as patch:
+    patch.setattr(prepare, "_write_shard", stop)
+    with pytest.raises(Stopped):
+      prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
+  with pytest.raises(ValueError, match=r"begun, with other settings \(seed\)"):
+    prepare.prepare(source, tmp_path / "a", BYTES, seed=2, **SETTINGS)
+
+
+def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
+  (tmp_path / "thesis.tex").write_text("precious")
+  with pytest.raises(ValueError, match=r"something else, like thesis\.tex"):
+    prepare.prepare(source, tmp_path, BYTES)
+  with pytest.raises(ValueError, match="is a file"):
+    prepare.prepare(source, tmp_path / "thesis.tex", BYTES)
+  assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+  with (
+    prepare._locked(tmp_path / "a" / ".partial"),
+    pytest.raises(ValueError, match="Another run"),
+  ):
+    prepare.prepare(source, tmp_path / "a", BYTES)
+
+
+@pytest.mark.parametrize(
+  "damage,message",
+  [
+    (lambda p: p.write_bytes(p.read_bytes()[:-2]), r"bin is of \d+ bytes, expected"),
+    (lambda p: p.write_bytes(b"!" + p.read_bytes()[1:]), "another checksum"),
+    (lambda p: p.unlink(), "is missing, expected"),
+    (lambda p: p.with_suffix(".idx").write_bytes(b""), "idx is of 0 bytes"),
+    (lambda p: (p.parent / "manifest.json").unlink(), "has no manifest.json"),
+    (lambda p: (p.parent / "manifest.json").write_text("{"), "is damaged"),
+    (
+      lambda p: (p.parent / "manifest.json").write_text('{"recipe": {"version": 9}}'),
+      "has format 9, this program reads 1",
+    ),
+  ],
+)
+def test_damage_is_found(corpus, tmp_path, damage, message):
+  folder = tmp_path / "copy"
+  shutil.copytree(corpus.train.folder, folder)
+  damage(folder / "train-00001.bin")
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    open_corpus(folder)
+
+
+def test_checksums_of_a_large_corpus_are_compared_when_asked(corpus, tmp_path, monkeypatch):
+  folder = tmp_path / "copy"
+  shutil.copytree(corpus.train.folder, folder)
+  path = folder / "train-00001.bin"
+  path.write_bytes(b"!" + path.read_bytes()[1:])
+  monkeypatch.setattr("deltanet_jax.data.shards._ALWAYS_VERIFIED", 100)
+  open_corpus(folder)
+  with pytest.raises(ValueError, match="another checksum"):
+    open_corpus(folder, verify=True)
+
+
+def test_another_tokenizer_is_refused(corpus):
+  class Other(type(BYTES)):
+    hash = "0" * 64
+
+  assert open_corpus(corpus.train.folder, tokenizer=BYTES).manifest == corpus.manifest
+  with pytest.raises(ValueError, match=r"'bytes' of hash .* not 'bytes' of 000000000000"):
+    open_corpus(corpus.train.folder, tokenizer=Other())
+
+
+def test_a_vocabulary_above_16_bits_is_refused(source, tmp_path):
+  class Wide(type(BYTES)):
+    vocab = 65537
+
+  with pytest.raises(ValueError, match="65537 ids, but shards are 16-bit"):
+    prepare.prepare(source, tmp_path / "a", Wide())
+  assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+  "texts,settings,message",
+  [
+    ([], {}, "no document with text .0 without."),
+    (["", "  "], {}, "no document with text .2 without."),
+    (["one"], {}, "1 documents with text .* too few to hold out"),
+    (["one", "two"], dict(validation=1.0), "validation is 1.0"),
+    (["one", "two"], dict(shard_tokens=0), "shard_tokens is 0"),
+  ],
+)
+def test_input_that_gives_nothing_is_refused(tmp_path, texts, settings, message):
+  write_jsonl(tmp_path / "in.jsonl", texts)
+  with pytest.raises(ValueError, match=message):
+    prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES, **settings)
+  # Nothing stands in the way of a second try with better input.
+  write_jsonl(tmp_path / "in.jsonl", ["one", "two", "three"])
+  assert prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES).train.documents == 2
+
+
+def test_without_validation(tmp_path):
+  (tmp_path / "in.txt").write_text("all of it")
+  prepare.prepare(tmp_path / "in.txt", tmp_path / "out", BYTES, validation=0.0)
+  corpus = open_corpus(tmp_path / "out")
+  assert documents(corpus.train) == ["all of it"]
+  assert dataclasses.astuple(corpus.manifest.validation) == (0, 0, 0, [])
+  with pytest.raises(ValueError, match="'validation' has no text"):
+    evaluation_batches(corpus.validation, length=8, batch=1)
+
+
+def test_documents_spread_over_buckets(source, tmp_path, monkeypatch):
+  monkeypatch.setattr(buckets, "_BUCKET", 500)
+  dealt = buckets.deal(find_sources(source), "text", 0, tmp_path)
+  sizes = [p.stat().st_size for p in tmp_path.iterdir()]
+  assert dealt.buckets == len(sizes) > 8
+  assert sum(size > 0 for size in sizes) > dealt.buckets / 2
