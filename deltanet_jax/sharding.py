@@ -90,7 +90,8 @@ def locally(f, arguments, names, out_names):
   for x, axes in zip(arguments, names):
     if x is not None:
       for name, size in zip(axes, x.shape):
-        check_divides(mesh, name, size, {"mixing_heads": "the number of heads"}.get(name, name))
+        what = "the number of heads" if name == "mixing_heads" else f"axis {name!r}"
+        check_divides(mesh, name, size, what)
   return jax.shard_map(
     f,
     in_specs=tuple(spec(*axes) for axes in names),

@@ -19,7 +19,9 @@ def join():
   by_hand = (_COORDINATOR.value, _PROCESSES.value, _RANK.value)
   if any(x is not None for x in by_hand):
     if None in by_hand or _MULTIHOST.value:
-      raise ValueError("--coordinator, --processes and --rank belong together, without --multihost.")
+      raise ValueError(
+        "--coordinator, --processes and --rank belong together, without --multihost."
+      )
     jax.distributed.initialize(*by_hand)
   elif _MULTIHOST.value:
     jax.distributed.initialize()

@@ -63,6 +63,13 @@ def deal(sources: list[Source], text_field: str, seed: int, folder: pathlib.Path
   return Dealt(buckets=buckets, documents=number, dropped=dropped, bytes=text_bytes)
 
 
+def is_whole(folder: pathlib.Path, dealt: Dealt) -> bool:
+  """Whether the buckets have the bytes that were dealt."""
+  files = [_file(folder, i) for i in range(dealt.buckets)]
+  size = sum(file.stat().st_size for file in files if file.is_file())
+  return size == dealt.bytes + dealt.documents * _HEADER.size
+
+
 def shuffled(folder: pathlib.Path, buckets: int) -> Iterator[bytes]:
   """UTF-8 of all documents in the shuffled order."""
   for i in range(buckets):

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from deltanet_jax.data import manifest as manifests
-from deltanet_jax.data.buckets import Dealt, deal, shuffled
+from deltanet_jax.data.buckets import Dealt, deal, is_whole, shuffled
 from deltanet_jax.data.manifest import Manifest, Recipe, Shard, SplitInfo
 from deltanet_jax.data.shards import check_files
 from deltanet_jax.data.text import find_sources
@@ -82,7 +82,10 @@ def _deal_once(path: pathlib.Path, recipe: Recipe, partial: pathlib.Path) -> Dea
   if done.is_file():
     stored = json.loads(done.read_text())
     _check_same(partial.parent, manifests.recipe_from(stored["recipe"]), recipe)
-    return Dealt(**stored["dealt"])
+    dealt = Dealt(**stored["dealt"])
+    if not is_whole(partial, dealt):
+      raise ValueError(f"{partial} has lost data: delete {partial.parent} and prepare it again.")
+    return dealt
   dealt = deal(find_sources(path), recipe.text_field, recipe.seed, partial)
   if dealt.documents <= _held_out(recipe, dealt.documents):
     raise ValueError(

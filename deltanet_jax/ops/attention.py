@@ -41,21 +41,24 @@ def causal_attention(
   Args:
     window: how many keys a token sees, its own included; None is all.
     implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
-      "cudnn" of `jax.nn.dot_product_attention`. None takes cudnn on a GPU for half precision, xla
-      for float32 and plain else: xla rounds float64 to float32, and its gradient for bfloat16
-      mixes dtypes, which strict promotion forbids.
+      "cudnn" of `jax.nn.dot_product_attention`. None takes cudnn on a GPU for half precision where
+      it serves, xla for float32 and plain else: xla rounds float64 to float32, and its gradient
+      for bfloat16 mixes dtypes, which strict promotion forbids.
   """
   B, L, H, d = q.shape
   if window is not None and window < 1:
     raise ValueError(f"window is {window}, expected at least 1 key, the token's own.")
+  if implementation is None:
+    cudnn = jax.default_backend() == "gpu" and _cudnn_serves(q)
+    implementation = "cudnn" if cudnn else _portable(q)
   run = None if segment_ids is None else runs(segment_ids)
   if window is None or 2 * window >= L or implementation == "cudnn":
-    index = jnp.arange(L, dtype=jnp.int32)
-    mask = _causal(index[:, None], index[None, :], window)[None]
+    mask = None
     if run is not None:
+      index = jnp.arange(L, dtype=jnp.int32)
+      mask = _causal(index[:, None], index[None, :], window)[None]
       mask = mask & (run[:, :, None] == run[:, None, :])
-    plain_causal = run is None and window is None
-    return _attend(q, k, v, None if plain_causal else mask, implementation)
+    return _attend(q, k, v, mask, implementation, window)
 
   # Blocks of `window` tokens see themselves and the block before: L * 2 window scores, not L * L.
   n = -(-L // window)
@@ -113,7 +116,7 @@ def cached_attention(
   # A document's first token is `position` back; slots still empty hold negative indices.
   document = (index[None, :] - position)[:, :, None]
   mask = _causal(index[:, None], keys[None, :], window)[None] & (keys[None, None, :] >= document)
-  return _attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, None), new
+  return _attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, _portable(q)), new
 
 
 def _causal(i, j, window):
@@ -121,14 +124,18 @@ def _causal(i, j, window):
   return mask if window is None else mask & (j > i - window)
 
 
-def _attend(q, k, v, mask, implementation):
-  """Attention where `mask` [B L M], causal if None; k and v may have fewer heads."""
-  if implementation is None:
-    half = q.dtype in (jnp.bfloat16, jnp.float16)
-    if half and jax.default_backend() == "gpu":
-      implementation = "cudnn"
-    else:
-      implementation = "xla" if q.dtype == jnp.float32 else "plain"
+def _cudnn_serves(q):
+  """Whether cuDNN takes these inputs, forward and backward: JAX refuses odd lengths."""
+  half = q.dtype in (jnp.bfloat16, jnp.float16)
+  return half and q.shape[1] % 2 == 0 and q.shape[3] % 8 == 0 and q.shape[3] <= 128
+
+
+def _portable(q):
+  return "xla" if q.dtype == jnp.float32 else "plain"
+
+
+def _attend(q, k, v, mask, implementation, window=None):
+  """Attention where `mask` [B L M]; None is causal, with a window. k, v may have fewer heads."""
   if implementation != "plain":
     # JAX mixes dtypes inside, which a caller may have forbidden.
     with jax.numpy_dtype_promotion("standard"):
@@ -138,12 +145,13 @@ def _attend(q, k, v, mask, implementation):
         v,
         mask=None if mask is None else mask[:, None],
         is_causal=mask is None,
+        local_window_size=None if mask is not None or window is None else (window - 1, 0),
         implementation=implementation,
       )
   L, H, d = q.shape[1:]
   if mask is None:
     index = jnp.arange(L)
-    mask = _causal(index[:, None], index[None, :], None)[None]
+    mask = _causal(index[:, None], index[None, :], window)[None]
   k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
   scores = jnp.einsum("bihd,bjhd->bhij", wide(q), wide(k)) * d**-0.5
   P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1).astype(v.dtype)

@@ -36,6 +36,4 @@ def make_optimizer(cfg: TrainConfig, decayed: dict[str, bool]) -> optax.Gradient
 def decayed_weights(axes: dict[str, tuple]) -> dict[str, bool]:
   """Matrices decay; norms, biases and the logarithms of decay rates do not."""
   own = lambda names: [name for name in names if name != "layers"]
-  return {
-    name: len(own(names)) > 1 and not name.endswith("A_log") for name, names in axes.items()
-  }
+  return {name: len(own(names)) > 1 and not name.endswith("A_log") for name, names in axes.items()}

@@ -18,7 +18,7 @@ from deltanet_jax.train.optim import decayed_weights, learning_rate, make_optimi
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
 
 # A batch is tokens, targets, segment_ids [B L] and a mask [B L] of the targets that count.
-Batch = dict[str, Array]
+Batch = dict[str, Any]
 # weights, optimizer: by name; step: updates so far; skipped: of these, those that changed nothing
 # because their gradient was not finite; bad: how many such there were in a row just now.
 State = dict[str, Any]
@@ -41,7 +41,7 @@ def token_losses(
     x, targets, mask = xs
     logits = sharding.constrain(model.logits(x), "batch", "length", "vocab")
     # A sum over the vocabulary, not a lookup: that would gather it where it is split.
-    vocab = jnp.arange(logits.shape[-1])[None, None]
+    vocab = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
     right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)
     loss = jax.nn.logsumexp(logits, axis=-1) - right
     return total + jnp.where(mask, loss, 0).sum(), None
@@ -49,7 +49,7 @@ def token_losses(
   split = lambda y: jnp.moveaxis(y.reshape(B, parts, L // parts, *y.shape[2:]), 1, 0)
   xs = jax.tree.map(split, (x, batch["targets"], batch["mask"]))
   total, _ = lax.scan(part, jnp.zeros((), jnp.float32), xs)
-  return total, batch["mask"].sum()
+  return total, batch["mask"].sum(dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Trainer:
   def update(self, state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
     """The state after one batch, and loss, gradient norm, learning rate and the counts."""
     loss, grads = self._gradient(state["weights"], batch)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     rate = learning_rate(self.cfg, state["step"])
     directions, optimizer = self.optimizer.update(grads, state["optimizer"], state["weights"])
     weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
@@ -85,7 +85,7 @@ class Trainer:
       weights=keep(weights, state["weights"]),
       optimizer=keep(optimizer, state["optimizer"]),
       step=state["step"] + 1,
-      skipped=state["skipped"] + ~good,
+      skipped=state["skipped"] + jnp.where(good, 0, 1),
       bad=jnp.where(good, 0, state["bad"] + 1),
     )
     metrics = dict(loss=loss, grad_norm=norm, learning_rate=rate)
@@ -94,7 +94,7 @@ class Trainer:
   def _gradient(self, weights, batch):
     """The mean loss over a batch and its gradient, in `grad_accum` parts."""
     # Every part is divided by the whole batch's count: parts may hold different numbers of targets.
-    count = jnp.maximum(batch["mask"].sum(), 1).astype(jnp.float32)
+    count = jnp.maximum(batch["mask"].sum(dtype=jnp.int32), 1).astype(jnp.float32)
 
     def loss(weights, part):
       total, _ = token_losses(self.skeleton.model(weights), part, self.cfg.loss_chunk)
@@ -120,9 +120,7 @@ class Trainer:
 
   def state_shapes(self) -> State:
     """The state as shapes with shardings; takes no memory."""
-    by_name = {
-      name: sharding.named(self.mesh, *axes) for name, axes in self.skeleton.axes.items()
-    }
+    by_name = {name: sharding.named(self.mesh, *axes) for name, axes in self.skeleton.axes.items()}
     whole = NamedSharding(self.mesh, PartitionSpec())
 
     def place(path, x):
@@ -165,9 +163,7 @@ class Trainer:
     return self.lower(self.update, state, batch, places=places, donate=0, **options)
 
   def lower_evaluate(self, **options):
-    return self.lower(
-      self.evaluate, self.state_shapes()["weights"], self.batch_shapes(), **options
-    )
+    return self.lower(self.evaluate, self.state_shapes()["weights"], self.batch_shapes(), **options)
 
 
 def _places(shapes):

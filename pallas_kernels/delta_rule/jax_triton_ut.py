@@ -69,7 +69,7 @@ _ut.defvjp(_ut_fwd, _ut_bwd)
 def ut_bwd_xla(k, v, beta, g, seg, X, W, U, dW, dU):
   """Gradients (dk, dv, dbeta, dg) of ut_transform in plain XLA, in the inputs' dtypes."""
   B, L, H, dk = k.shape
-  N, _, Hv, C, _ = X.shape
+  N, _, Hv, _, C, _ = X.shape
   einsum = triton_gpu.einsum
   K = jnp.repeat(triton_gpu.by_chunks(k, C), Hv // H, axis=2)
   V, betas = triton_gpu.by_chunks(v, C), triton_gpu.by_chunks(beta.astype(F32), C)[..., None]
@@ -79,8 +79,8 @@ def ut_bwd_xla(k, v, beta, g, seg, X, W, U, dW, dU):
   else:
     (inside, start), decays_vjp = jax.vjp(decays, g)
   start = start[..., None]
-  dYk = einsum("nbhij,nbhid->nbhjd", X, dW)
-  dYv = einsum("nbhij,nbhid->nbhjd", X, dU)
+  dYk = einsum("nbhpij,nbhid->nbhjd", X, dW)
+  dYv = einsum("nbhpij,nbhid->nbhjd", X, dU)
   outer = lambda a, b: einsum("nbhid,nbhjd->nbhij", a.astype(k.dtype), b)
   dA = jnp.tril(-outer(dYk, W) - outer(dYv, U), -1)
   G = outer(K, K)

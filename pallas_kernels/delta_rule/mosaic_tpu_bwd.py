@@ -16,8 +16,10 @@ from pallas_kernels.delta_rule.mosaic_tpu_fwd import (
   NT,
   TN,
   Decays,
+  Inverse,
   block_specs,
   compiler_params,
+  gram,
   masked,
   matmul,
 )
@@ -48,20 +50,20 @@ def _bwd_body(*refs, tile):
   dO = [do_ref[:, h * dv : (h + 1) * dv] for h in heads]
   if tile.scale != 1.0:
     dO = cast([x.astype(F32) * tile.scale for x in dO])
-  X = [X_ref[h] for h in heads]
   S = [S_ref[h] for h in heads]
   dS = [dS_ref[h] for h in heads]
   dSd = cast(dS)
 
-  KK = [matmul(K[h], K[h], NT) for h in key_heads]
+  KK, missing = zip(*[gram(K[h]) for h in key_heads])
+  X = [Inverse.of(X_ref[h], decays.erase(h, missing[kh(h)], D[h])) for h in heads]
   QK = [matmul(Q[h], K[h], NT) for h in key_heads]
   P = [masked(decays.lower, QK[kh(h)], D[h]).astype(dtype) for h in heads]
   KS = times([matmul(K[kh(h)], S[h]) for h in heads], 0)
   Z = [V[h] - KS[h] for h in heads]
-  R = cast([matmul(X[h], (Z[h] * beta[h]).astype(dtype)) for h in heads])
+  R = cast([X[h].times((Z[h] * beta[h]).astype(dtype))[0] for h in heads])
   KdS = times([matmul(K[kh(h)], dSd[h]) for h in heads], 1)
   dR = cast([matmul(P[h], dO[h], TN) + KdS[h] for h in heads])
-  dY = [matmul(X[h], dR[h], TN) for h in heads]
+  dY, rest = zip(*[X[h].times(dR[h], TN) for h in heads])
   dZ = [dY[h] * beta[h] for h in heads]
   dZd, dYd = cast(dZ), cast(dY)
   # The gradients of QK^T and of KK^T, before the decay of their scores.
@@ -118,9 +120,12 @@ def _bwd_body(*refs, tile):
 
   dO_state = dO if carry[0] is None else cast(times([x.astype(F32) for x in dO], 0))
   dZ_state = dZd if carry[0] is None else cast(times(dZ, 0))
+  if dtype == F32:
+    rest = times([rest[h] * beta[h] for h in heads], 0)
   kept = times(dS, 2)
   for h in heads:
-    dS_ref[h] = kept[h] + (matmul(Q[kh(h)], dO_state[h], TN) - matmul(K[kh(h)], dZ_state[h], TN))
+    erased = matmul(K[kh(h)], dZ_state[h], TN, rest=rest[h])
+    dS_ref[h] = kept[h] + (matmul(Q[kh(h)], dO_state[h], TN) - erased)
 
 
 def backward(q, k, v, rows, X, states, do, dS, *, tile, interpret=False):

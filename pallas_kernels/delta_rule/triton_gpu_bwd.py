@@ -23,7 +23,7 @@ F32 = jnp.float32
 def _dstates_body(
   q_ref, k_ref, beta_ref, X_ref, P_ref, do_ref, dS_ref, *refs, flags, group, scale, block_k, block_v
 ):
-  # X, P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv]
+  # X [N B Hv parts C C], P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv]
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
   g_ref, seg_ref, (dY_ref, dstates_ref, dS0_ref) = ut.pick(refs, *flags)
   h, j, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
@@ -48,7 +48,7 @@ def _dstates_body(
       dstates_ref[n, b, h, keys, cols] = dS_i.astype(dstates_ref.dtype)
     dO = do_ref[b, rows, h, cols]
     dR = ut.dot(P_ref[n, b, h, :, :], dO, passes, ut.TN) + ut.scale_rows(KdS, decay.end)
-    dY = ut.dot(X_ref[n, b, h, :, :], dR, passes, ut.TN)
+    dY = ut.times_inverse(ut.load_inverse(X_ref, (n, b, h)), dR, passes, ut.TN)
     dY_ref[b, rows, h, cols] = dY.astype(dY_ref.dtype)
     dO = ut.scale_rows(dO.astype(F32), decay.start) * scale
     dZ = ut.scale_rows(dY * beta[:, None], decay.start)

@@ -19,8 +19,8 @@ F32 = jnp.float32
 
 
 def _body(*refs, flags, group, scale, block_k, block_v):
-  # k [B L H dk], v [B L Hv dv], beta [B L Hv], X [N B Hv C C], q like k?, P like X?, g [B L Hv]?,
-  # seg [B L]?, S0 [B Hv dk dv]? -> o [B L Hv dv], S [B Hv dk dv];
+  # k [B L H dk], v [B L Hv dv], beta [B L Hv], X [N B Hv parts C C], q like k?, P [N B Hv C C]?,
+  # g [B L Hv]?, seg [B L]?, S0 [B Hv dk dv]? -> o [B L Hv dv], S [B Hv dk dv];
   # for the backward, without q and P, R [B L Hv dv], states [N B Hv dk dv] instead
   k_ref, v_ref, beta_ref, X_ref, *refs, out_ref, S_ref = refs
   has_g, has_seg, has_S0, for_backward = flags
@@ -47,7 +47,7 @@ def _body(*refs, flags, group, scale, block_k, block_v):
       if not for_backward:
         QS += ut.dot(q_ref[b, rows, hk, keys], S_i, passes)
     Y = (v_ref[b, rows, h, cols].astype(F32) - ut.scale_rows(KS, decay.start)) * beta[:, None]
-    R = ut.dot(X_ref[n, b, h, :, :], Y, passes)
+    R = ut.times_inverse(ut.load_inverse(X_ref, (n, b, h)), Y, passes)
     if for_backward:
       out_ref[b, rows, h, cols] = R.astype(out_ref.dtype)
       for S_i, keys in zip(S, key_blocks):

@@ -190,13 +190,62 @@ def pick(refs, has_g, has_seg):
   return g_ref, seg_ref, refs
 
 
-def _gram(k_ref, b, rows, h, blocks, passes):
-  G = None
+def _gram(k_ref, b, rows, h, blocks):
+  """K K^T and, for float32, what rounding it to float32 took away (else None).
+
+  Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
+  the error grows with the length, to 1e-4 after 4096 tokens.
+  """
+  exact = half = 0.0
+  if k_ref.dtype != F32:
+    for cols in blocks:
+      K = k_ref[b, rows, h, cols]
+      exact += dot(K, K, 1, NT)
+    return exact, None
+  largest = 0.0
+  for cols in blocks:
+    largest = jnp.maximum(largest, jnp.max(jnp.abs(k_ref[b, rows, h, cols]), axis=1))
+  # Adding the shift rounds a row to at most 171 steps of a power of two: bfloat16 holds them, and
+  # sums of up to 256 of their products are exact.
+  shift = (largest * (1.5 * 2.0**16))[:, None]
   for cols in blocks:
     K = k_ref[b, rows, h, cols]
-    term = dot(K, K, passes, NT)
-    G = term if G is None else G + term
-  return G
+    coarse = (K + shift) - shift
+    fine = K - coarse
+    exact += dot(coarse.astype(BF16), coarse.astype(BF16), 1, NT)
+    half += dot(fine, coarse + 0.5 * fine, FLOAT32_PASSES, NT)
+  small = half + half.T
+  G = exact + small
+  return G, (exact - G) + small
+
+
+def _store_inverse(X_ref, at, gram, scores, precision, iotas, zero):
+  """Writes X = (I + A)^-1 to X_ref [at, 0], and a rest below its last digit to [at, 1] if asked.
+
+  Returns what `times_inverse` takes. Added to X, the rest would be rounded away.
+  """
+  A, missing = (None if G is None else strict_lower(G * scores, iotas) for G in gram)
+  X = [unit_lower_inverse(A, precision, iotas, zero)]
+  if missing is not None:
+    X.append(-dot(X[0], dot(missing, X[0], 3), 3))
+  for i, x in enumerate(X):
+    X_ref[*at, i, :, :] = x.astype(X_ref.dtype)
+  return X
+
+
+def times_inverse(X, Y, passes, dims=NN):
+  """X Y, or X^T Y if dims is TN, from X and its rest if there is one."""
+  out = dot(X[0], Y, passes, dims)
+  return out if len(X) == 1 else out + dot(X[1], Y, 3, dims)
+
+
+def load_inverse(X_ref, at):
+  return [X_ref[*at, i, :, :] for i in range(X_ref.shape[-3])]
+
+
+def inverse_shape(N, B, Hv, chunk, dtype):
+  """[N B Hv parts C C]: X, and for float32 its rest."""
+  return jax.ShapeDtypeStruct((N, B, Hv, 2 if dtype == F32 else 1, chunk, chunk), dtype)
 
 
 def _blocks(size, block):
@@ -217,17 +266,16 @@ def _forward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, t
   iotas = grid_iotas(chunk, zero)
   decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
-  G = _gram(k_ref, b, rows, hk, key_blocks, passes)
-  A = strict_lower(G * decay.inside() * beta[:, None], iotas)
-  X = unit_lower_inverse(A, precision, iotas, zero)
-  X_ref[n, b, h, :, :] = X.astype(X_ref.dtype)
+  gram = _gram(k_ref, b, rows, hk, key_blocks)
+  scores = decay.inside() * beta[:, None]
+  X = _store_inverse(X_ref, (n, b, h), gram, scores, precision, iotas, zero)
   row_scale = beta if decay.start is None else beta * decay.start
   for cols in key_blocks:
     K = k_ref[b, rows, hk, cols].astype(F32) * row_scale[:, None]
-    W_ref[n, b, h, :, cols] = dot(X, K, passes).astype(W_ref.dtype)
+    W_ref[n, b, h, :, cols] = times_inverse(X, K, passes).astype(W_ref.dtype)
   for cols in _blocks(v_ref.shape[-1], tile.block_v):
     V = v_ref[b, rows, h, cols].astype(F32) * beta[:, None]
-    U_ref[n, b, h, :, cols] = dot(X, V, passes).astype(U_ref.dtype)
+    U_ref[n, b, h, :, cols] = times_inverse(X, V, passes).astype(U_ref.dtype)
 
 
 def _intra_body(q_ref, k_ref, beta_ref, *refs, has_g, has_seg, group, scale, block_k, precision):
@@ -245,9 +293,9 @@ def _intra_body(q_ref, k_ref, beta_ref, *refs, has_g, has_seg, group, scale, blo
   decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
   key_blocks = _blocks(k_ref.shape[-1], block_k)
   for X_ref in X_refs:
-    A = _gram(k_ref, b, rows, hk, key_blocks, passes) * decay.inside() * beta[:, None]
-    X = unit_lower_inverse(strict_lower(A, iotas), precision, iotas, zero)
-    X_ref[n, b, h, :, :] = X.astype(X_ref.dtype)
+    gram = _gram(k_ref, b, rows, hk, key_blocks)
+    scores = decay.inside() * beta[:, None]
+    _store_inverse(X_ref, (n, b, h), gram, scores, precision, iotas, zero)
   P = 0.0
   for cols in key_blocks:
     P += dot(q_ref[b, rows, hk, cols], k_ref[b, rows, hk, cols], passes, NT)
@@ -271,12 +319,13 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, 
   square = jnp.zeros((chunk, chunk), F32)
   block_k, block_v = min(tile.block_k, k_ref.shape[-1]), min(tile.block_v, v_ref.shape[-1])
   key_count = k_ref.shape[-1] // block_k
+  X = lambda: load_inverse(X_ref, (n, b, h))
 
   # Loops, not unrolled blocks: fewer addresses and product descriptors live at once.
   def over_values(i, carry):
     dA, dbeta = carry
     cols = pl.ds(i * block_v, block_v)
-    dY = dot(X_ref[n, b, h, :, :], dU_ref[n, b, h, :, cols], passes, TN)
+    dY = times_inverse(X(), dU_ref[n, b, h, :, cols], passes, TN)
     dA -= dot(dY, U_ref[n, b, h, :, cols], passes, NT)
     dv_ref[b, rows, h, cols] = (dY * beta[:, None]).astype(dv_ref.dtype)
     return dA, dbeta + jnp.sum(dY * v_ref[b, rows, h, cols].astype(F32), axis=1)
@@ -284,7 +333,7 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, 
   def over_erase(i, carry):
     dA, erase = carry
     cols = pl.ds(i * block_k, block_k)
-    dY = dot(X_ref[n, b, h, :, :], dW_ref[n, b, h, :, cols], passes, TN)
+    dY = times_inverse(X(), dW_ref[n, b, h, :, cols], passes, TN)
     dA -= dot(dY, W_ref[n, b, h, :, cols], passes, NT)
     return dA, erase + jnp.sum(dY * k_ref[b, rows, hk, cols].astype(F32), axis=1)
 
@@ -309,7 +358,7 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, 
     cols = pl.ds(i * block_k, block_k)
     K = k_ref[b, rows, hk, cols]
     # X^T dW again rather than kept: one product against C dk live registers.
-    dK = dot(X_ref[n, b, h, :, :], dW_ref[n, b, h, :, cols], passes, TN) * row_scale[:, None]
+    dK = times_inverse(X(), dW_ref[n, b, h, :, cols], passes, TN) * row_scale[:, None]
     dK += dot(dG, K, passes) + dot(dG, K, passes, TN)
     dk_ref[b, rows, h, cols] = dK.astype(dk_ref.dtype)
 
@@ -326,6 +375,7 @@ def ut_transform(
 ):
   """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V) of every chunk, as [N B Hv C .].
 
+  X has an axis before its last two: for float32 it is the sum of two parts.
   seg [B L] counts the segments seen so far (0 at the first token); L is a multiple of chunk and
   the head sizes are powers of two of at least 16. Outputs have k's dtype.
   """
@@ -333,7 +383,6 @@ def ut_transform(
   Hv, dv = v.shape[2:]
   N = L // chunk
   tile = tile or tile_for("ut_fwd", k)
-  lead = (N, B, Hv, chunk)
   body = functools.partial(
     _forward_body,
     has_g=g is not None,
@@ -349,7 +398,10 @@ def ut_transform(
     grid=(N, Hv, B),
     in_specs=_specs(len(args)),
     out_specs=_specs(3),
-    out_shape=[jax.ShapeDtypeStruct((*lead, d), k.dtype) for d in (chunk, dk, dv)],
+    out_shape=[
+      inverse_shape(N, B, Hv, chunk, k.dtype),
+      *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
+    ],
     compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
     interpret=interpret,
     name="delta_rule_ut_fwd",
@@ -393,7 +445,10 @@ def ut_transform_bwd(k, v, beta, g, seg, X, W, U, dW, dU, *, chunk, tile=None, i
 
 
 def intra(q, k, beta, g, seg, *, scale, chunk, inverse_precision, tile=None, interpret=False):
-  """[P, X] of every chunk, [N B Hv C C] in k's dtype; [P] alone if inverse_precision is None."""
+  """[P, X] of every chunk in k's dtype; [P] alone if inverse_precision is None.
+
+  P is [N B Hv C C]; X has an axis before its last two: for float32 it is the sum of two parts.
+  """
   B, L, H, _ = k.shape
   Hv = beta.shape[2]
   kernel = "scores" if inverse_precision is None else "intra"
@@ -408,13 +463,15 @@ def intra(q, k, beta, g, seg, *, scale, chunk, inverse_precision, tile=None, int
     precision=inverse_precision,
   )
   args = [x for x in (q, k, beta, g, seg) if x is not None]
-  count = 1 if inverse_precision is None else 2
+  out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)]
+  if inverse_precision is not None:
+    out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
   return pl.pallas_call(
     body,
     grid=(L // chunk, Hv, B),
     in_specs=_specs(len(args)),
-    out_specs=_specs(count),
-    out_shape=[jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)] * count,
+    out_specs=_specs(len(out_shape)),
+    out_shape=out_shape,
     compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
     interpret=interpret,
     name=f"delta_rule_{kernel}",

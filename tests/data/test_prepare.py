@@ -125,7 +125,7 @@ def test_again_checks_and_other_settings_are_refused(corpus, source, tmp_path):
   assert contents(folder) == before
 
 
-def test_begun_with_other_settings_is_refused(source, tmp_path, monkeypatch):
+def test_unfinished_work_of_others_or_damaged_is_refused(source, tmp_path, monkeypatch):
   def stop(*_):
     raise Stopped
 
@@ -135,6 +135,9 @@ def test_begun_with_other_settings_is_refused(source, tmp_path, monkeypatch):
       prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
   with pytest.raises(ValueError, match=r"begun, with other settings \(seed\)"):
     prepare.prepare(source, tmp_path / "a", BYTES, seed=2, **SETTINGS)
+  (tmp_path / "a/.partial/bucket-000").write_bytes(b"short")
+  with pytest.raises(ValueError, match="has lost data"):
+    prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
 
 
 def test_foreign_and_busy_outputs_are_refused(source, tmp_path):

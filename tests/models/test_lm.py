@@ -115,7 +115,8 @@ def lowered_step(cfg, length=64, platforms=None):
 
   def step(model, moments, tokens):
     value, grads = jax.value_and_grad(loss)(model, tokens)
-    updates, moments = optimizer.update(grads, moments, model)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes inside
+      updates, moments = optimizer.update(grads, moments, model)
     return value, optax.apply_updates(model, updates), moments
 
   model = abstract(cfg)

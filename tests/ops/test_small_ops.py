@@ -1,0 +1,150 @@
+"""Norms, rotary positions, short convolution and elementwise scan against float64 NumPy loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.ops import elementwise_scan, l1_norm, l2_norm, rms_norm, rope, short_conv
+from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.segments import positions
+from tests.tolerances import rel_rms
+
+RNG = np.random.default_rng(0)
+# Documents of two rows of 11 tokens: single tokens, an id that comes back, one document.
+IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
+
+
+def draw(*shape):
+  return RNG.standard_normal(shape)
+
+
+def begins(ids):
+  return np.concatenate([np.zeros((len(ids), 1), bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+
+
+def test_norms():
+  x = draw(3, 5) * np.array([[1e-4], [1.0], [1e3]])
+  x[0, 0] = 0
+  scale = draw(5)
+  array = jnp.asarray(x)
+  for got, want in (
+    (
+      rms_norm(array, jnp.asarray(scale), 1e-6),
+      scale * x / np.sqrt((x**2).mean(1)[:, None] + 1e-6),
+    ),
+    (l2_norm(array), x / np.sqrt((x**2).sum(1)[:, None] + 1e-6)),
+    (l1_norm(array), x / (np.abs(x).sum(1)[:, None] + 1e-6)),
+  ):
+    assert rel_rms(got, want) < 1e-14
+  assert l2_norm(jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+  zero = jax.grad(lambda x: l2_norm(x).sum() + l1_norm(x).sum())(jnp.zeros((1, 4)))
+  assert np.isfinite(zero).all()
+
+
+def test_wide_dtype_takes_names_too():
+  assert wide_dtype("float64") == wide_dtype(jnp.float64) == jnp.float64
+  assert wide_dtype("bfloat16") == wide_dtype(jnp.dtype("float32")) == jnp.float32
+
+
+def test_rope_turns_pairs():
+  x, position = draw(2, 3, 2, 6), np.array([[0, 1, 5], [7, 0, 100_000]], np.int32)
+  z = x[..., :3] + 1j * x[..., 3:]
+  z = z * np.exp(1j * position[:, :, None, None] * 50.0 ** (-np.arange(3) / 3))
+  want = np.concatenate([z.real, z.imag], axis=-1)
+  assert rel_rms(rope(jnp.asarray(x), jnp.asarray(position), 50.0), want) < 1e-12
+  with pytest.raises(ValueError, match="head size 5"):
+    rope(jnp.zeros((1, 1, 1, 5)), jnp.zeros((1, 1), jnp.int32))
+
+
+def test_positions_start_again_with_each_document():
+  start = jnp.asarray([5, 2], jnp.int32)
+  got = positions(start, 11, jnp.asarray(IDS))
+  np.testing.assert_array_equal(got[0], [5, 6, 7, 0, 0, 1, 2, 3, 4, 0, 0])
+  np.testing.assert_array_equal(got[1], 2 + np.arange(11))
+  np.testing.assert_array_equal(positions(start, 2), [[5, 6], [2, 3]])
+
+
+def conv_by_hand(x, kernel, bias, state, ids):
+  """One token at a time, with the last W - 1 inputs as the state."""
+  y = np.zeros_like(x)
+  for b in range(x.shape[0]):
+    held = state[b].copy()
+    for t in range(x.shape[1]):
+      if ids is not None and begins(ids)[b, t]:
+        held[:] = 0
+      held = np.concatenate([held, x[b, t : t + 1]])
+      y[b, t] = (kernel * held).sum(axis=0) + bias
+      held = held[1:]
+    state[b] = held
+  return y, state
+
+
+@pytest.mark.parametrize("L", [1, 2, 11])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("W", [2, 4])
+def test_short_conv(W, packed, L):
+  x, kernel, bias, state = draw(2, L, 3), draw(W, 3), draw(3), draw(2, W - 1, 3)
+  ids = IDS[:, :L] if packed else None
+  want, after = conv_by_hand(x, kernel, bias, state.copy(), ids)
+  options = dict(bias=jnp.asarray(bias), segment_ids=None if ids is None else jnp.asarray(ids))
+  arrays = (jnp.asarray(y) for y in (x, kernel, state))
+  got, got_after = jax.jit(lambda x, kernel, state: short_conv(x, kernel, state=state, **options))(
+    *arrays
+  )
+  assert rel_rms(got, want) < 1e-14
+  np.testing.assert_array_equal(got_after, after)
+
+
+def test_short_conv_refuses_another_state(no_type_checks):
+  with pytest.raises(ValueError, match=r"state has shape \(2, 1, 3\), expected .* \[2, 3, 3\]"):
+    short_conv(jnp.zeros((2, 5, 3)), jnp.zeros((4, 3)), state=jnp.zeros((2, 1, 3)))
+
+
+def scan_of(a, x, c, h0, **options):
+  elements = lambda inputs: inputs[:2]
+  readout = lambda h, inputs: jnp.einsum("btdn,btn->btd", h, inputs[2])
+  return elementwise_scan(elements, readout, (a, x, c), h0, **options)
+
+
+def scan_by_hand(a, x, c, h, ids):
+  y = []
+  for t in range(a.shape[1]):
+    if ids is not None:
+      h = np.where(begins(ids)[:, t, None, None], 0, h)
+    h = a[:, t] * h + x[:, t]
+    y.append((h * c[:, t, None]).sum(axis=-1))
+  return np.stack(y, axis=1), h
+
+
+# Chunks that do and do not divide the length, one longer than it, and single tokens.
+@pytest.mark.parametrize("L,chunk", [(11, 4), (8, 4), (11, 64), (1, 4), (3, 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_elementwise_scan(packed, L, chunk):
+  # Factors of exactly 0 and 1 among others.
+  a = RNG.choice([0.0, 1.0, 0.3, 0.99, 1e-30], (2, L, 3, 2))
+  x, c, h0 = draw(2, L, 3, 2), draw(2, L, 2), draw(2, 3, 2)
+  ids = IDS[:, :L] if packed else None
+  want, after = scan_by_hand(a, x, c, h0, ids)
+  segment_ids = None if ids is None else jnp.asarray(ids)
+  arrays = tuple(map(jnp.asarray, (a, x, c, h0)))
+
+  def run(implementation):
+    f = lambda *arrays: scan_of(
+      *arrays, segment_ids=segment_ids, chunk=chunk, implementation=implementation
+    )
+    (y, h), pull = jax.vjp(f, *arrays)
+    return y, h, pull((jnp.cos(y), jnp.sin(h)))
+
+  y, h, grads = jax.jit(lambda: run("chunked"))()
+  y_token, h_token, want_grads = jax.jit(lambda: run("recurrent"))()
+  assert max(rel_rms(y, want), rel_rms(y_token, want)) < 1e-13
+  assert max(rel_rms(h, after), rel_rms(h_token, after)) < 1e-13
+  for got, wanted in zip(grads, want_grads, strict=True):
+    assert rel_rms(got, wanted) < 1e-12
+
+
+def test_elementwise_scan_refuses_unknown_implementations(no_type_checks):
+  zeros = jnp.zeros((1, 2, 1, 1))
+  with pytest.raises(ValueError, match="implementation is 'fast'"):
+    scan_of(zeros, zeros, zeros[..., 0], zeros[:, 0], implementation="fast")

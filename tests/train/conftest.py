@@ -1,0 +1,52 @@
+"""A tiny run that every test of the training system shares."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from deltanet_jax.config import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
+from deltanet_jax.data import load_tokenizer, open_corpus
+from deltanet_jax.data.prepare import prepare
+from deltanet_jax.models import preset
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_users_run(tmp_path_factory):
+  """No 64 bits and no strict types, which optax does not know; programs are compiled once."""
+  changes = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+  }
+  before = {name: getattr(jax.config, name) for name in changes}
+  for name, value in changes.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpus")
+  text = "\n".join(f'{{"text": "{i} and {i + 1} make {2 * i + 1}. "}}' for i in range(400))
+  (folder / "sums.jsonl").write_text(text)
+  prepare(folder / "sums.jsonl", folder / "out", load_tokenizer("bytes"), validation=0.1)
+  return open_corpus(folder / "out")
+
+
+def tiny(**changes) -> TrainConfig:
+  """Twelve updates of a model with two layers."""
+  cfg = TrainConfig(
+    model=preset("deltanet-tiny", vocab=260, depth=2, width=32, mlp_multiple=32),
+    data=DataConfig(length=32, batch=8),
+    optimizer=OptimizerConfig(peak=1e-2, warmup_tokens=3 * 256),
+    checkpoint=CheckpointConfig(every=4, keep=2),
+    tokens=12 * 256,
+    loss_chunk=16,
+    log_every=1,
+    eval_every=6,
+  )
+  return dataclasses.replace(cfg, **changes)

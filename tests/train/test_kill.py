@@ -1,0 +1,92 @@
+"""A run that is killed again and again ends as one that was left alone."""
+
+import json
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.step import make_trainer
+from experiments.train import PREEMPTED
+from tests.train.conftest import tiny
+from tests.train.test_mesh import finish, free_address, launch, train_words
+
+STEPS = 400
+# Saves so often that many kills fall into one.
+OFTEN = [
+  f"--config.tokens={STEPS * 256}",
+  "--config.checkpoint.every=3",
+  "--config.eval_every=1000",
+]
+
+
+def rows(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  speeds = ("tokens_per_second", "mfu")
+  return [{k: v for k, v in json.loads(line).items() if k not in speeds} for line in lines]
+
+
+def final_state(workdir):
+  return Checkpoints(workdir, tiny().checkpoint).restore(make_trainer(tiny()).state_shapes())
+
+
+@pytest.mark.slow
+def test_kill_minus_nine(corpus, tmp_path):
+  cache, kills, during_save = tmp_path / "cache", 0, 0
+  start = lambda name: launch(train_words(corpus, tmp_path / name, *OFTEN), cache=cache)
+  finish(start("whole"))
+  rng, reached = random.Random(0), []
+  checkpoints = tmp_path / "killed/checkpoints"
+  while kills < 24:
+    process = start("killed")
+    before = max((int(p.name) for p in checkpoints.glob("[0-9]*") if p.name.isdigit()), default=0)
+    # Until training moves, then a random moment more; half of the kills wait for a save to begin.
+    deadline = time.time() + 120
+    while time.time() < deadline and process.poll() is None:
+      done = max((int(p.name) for p in checkpoints.glob("*") if p.name.isdigit()), default=0)
+      if done > before:
+        break
+      time.sleep(0.02)
+    time.sleep(rng.random() * 0.3)
+    if kills % 2:
+      while process.poll() is None and not list(checkpoints.glob("*tmp*")):
+        time.sleep(0.0005)
+    if process.poll() is not None:
+      break  # it came to its end
+    during_save += bool(list(checkpoints.glob("*tmp*")))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kills += 1
+    reached.append(max(int(p.name) for p in checkpoints.glob("*") if p.name.isdigit()))
+  print(f"{kills} kills, {during_save} of them during a save, steps saved by then: {reached}")
+  assert kills >= 20 and during_save >= 5
+  assert reached == sorted(reached)
+  finish(start("killed"))
+  assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+  (state, meta), (expected, expected_meta) = (
+    final_state(tmp_path / n) for n in ("killed", "whole")
+  )
+  assert meta == expected_meta
+  jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_processes_stops_both(corpus, tmp_path):
+  address, cache = free_address(), tmp_path / "cache"
+  more = [address, "--processes=2", "--config.mesh.data=2", *OFTEN]
+  processes = [
+    launch(train_words(corpus, tmp_path / "run", *more, f"--rank={rank}"), cache=cache)
+    for rank in range(2)
+  ]
+  deadline = time.time() + 200
+  while time.time() < deadline and not (tmp_path / "run/checkpoints/3").exists():
+    time.sleep(0.05)
+  processes[1].send_signal(signal.SIGTERM)
+  for process in processes:
+    finish(process, PREEMPTED)
+  output = finish(launch(train_words(corpus, tmp_path / "run", *OFTEN), cache=cache))
+  assert "going on from step" in output

@@ -1,0 +1,154 @@
+"""A run that was interrupted, anywhere and anyhow, ends as one that was not."""
+
+import json
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from deltanet_jax.train import loop
+from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.loop import Diverged, Preempted, train
+from deltanet_jax.train.step import make_trainer
+from tests.train.conftest import tiny
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+  """The folder of a run without interruption."""
+  workdir = tmp_path_factory.mktemp("whole") / "run"
+  train(tiny(), workdir, corpus, say=lambda _: None)
+  return workdir
+
+
+def saved_state(workdir):
+  shapes = make_trainer(tiny()).state_shapes()
+  return Checkpoints(workdir, tiny().checkpoint).restore(shapes)
+
+
+def numbers(workdir):
+  """What must be the same in two runs; speeds are not."""
+  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return [
+    {name: x for name, x in row.items() if name not in ("tokens_per_second", "mfu")} for row in rows
+  ]
+
+
+def assert_same(workdir, whole, without_evaluation_at=None):
+  rows = [row for row in numbers(whole) if "loss" in row or row["step"] != without_evaluation_at]
+  assert numbers(workdir) == rows
+  (state, meta), (expected, expected_meta) = saved_state(workdir), saved_state(whole)
+  assert meta == expected_meta
+  jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+def stop_at(monkeypatch, step, how):
+  """Calls `how` inside the loop after this update has been dispatched."""
+  asked = loop._Stop.asked
+
+  def hooked(self, now):
+    if now == step:
+      how()
+    return asked(self, now)
+
+  monkeypatch.setattr(loop._Stop, "asked", hooked)
+
+
+def interrupt():
+  raise KeyboardInterrupt
+
+
+def test_learns_and_reports(whole):
+  rows = numbers(whole)
+  losses = [row["loss"] for row in rows if "loss" in row]
+  assert len(losses) == 12 and losses[-1] < losses[0] - 1
+  evaluated = [row for row in rows if "validation_loss" in row]
+  assert [row["step"] for row in evaluated] == [6, 12]
+  assert evaluated[-1]["validation_bits_per_byte"] < evaluated[0]["validation_bits_per_byte"]
+  assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["12", "8"]
+  assert list((whole / "tensorboard").iterdir())
+
+
+def test_sigterm_saves_at_once_and_goes_on_exactly(corpus, whole, tmp_path, monkeypatch):
+  with monkeypatch.context() as patch:
+    stop_at(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Preempted, match="after step 6"):
+      train(tiny(), tmp_path / "run", corpus, say=lambda _: None)
+  assert (tmp_path / "run/checkpoints/6").exists()
+  train(tiny(), tmp_path / "run", corpus, say=lambda _: None)
+  # Told to stop it saves and does not evaluate first.
+  assert_same(tmp_path / "run", whole, without_evaluation_at=6)
+
+
+def damage(workdir, step, how):
+  """Hurts the largest file of a checkpoint."""
+  files = [p for p in (workdir / f"checkpoints/{step}/state").rglob("*") if p.is_file()]
+  largest = max(files, key=lambda p: p.stat().st_size)
+  match how:
+    case "truncated":
+      os.truncate(largest, largest.stat().st_size // 2)
+    case "deleted":
+      largest.unlink()
+    case "flipped":
+      content = bytearray(largest.read_bytes())
+      content[len(content) // 2] ^= 1
+      largest.write_bytes(content)
+
+
+# When one read of a checkpoint fails orbax drops the others, and Python notices.
+abandoned = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@abandoned
+@pytest.mark.parametrize("how", ["truncated", "deleted", "flipped"])
+def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
+  workdir = tmp_path / "run"
+  with monkeypatch.context() as patch:
+    stop_at(patch, 10, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+      train(tiny(), workdir, corpus, say=lambda _: None)
+  damage(workdir, 8, how)
+  said = []
+  train(tiny(), workdir, corpus, say=said.append)
+  assert "checkpoint 8 is damaged" in said[0] and "going on from step 4" in said[1]
+  assert (workdir / "damaged/8").exists()
+  assert_same(workdir, whole)
+
+
+@abandoned
+def test_every_checkpoint_damaged(whole, corpus, tmp_path):
+  shutil.copytree(whole, tmp_path / "run")
+  for step in (8, 12):
+    damage(tmp_path / "run", step, "deleted")
+  with pytest.raises(ValueError, match="every checkpoint in .* was damaged"):
+    train(tiny(), tmp_path / "run", corpus, say=lambda _: None)
+
+
+def test_divergence_keeps_the_weights(corpus, tmp_path):
+  cfg = tiny(max_bad_updates=3)
+  cfg.optimizer.peak = cfg.optimizer.initial = 1e38
+  with pytest.raises(Diverged, match=r"3 updates in a row .* at step \d+ \(batch"):
+    train(cfg, tmp_path / "run", corpus, say=lambda _: None)
+
+
+def test_other_settings_are_refused_before_writing(corpus, whole, tmp_path):
+  before = sorted(p.name for p in whole.rglob("*"))
+  with pytest.raises(ValueError, match="seed = 0, now it is 1"):
+    train(tiny(seed=1), whole, corpus)
+  assert sorted(p.name for p in whole.rglob("*")) == before
+  with pytest.raises(ValueError, match="less than the 257 tokens of the corpus"):
+    small = tiny()
+    small.model.vocab = 100
+    train(small, tmp_path / "a", corpus)
+  wide = tiny()
+  wide.mesh.fsdp = 3
+  with pytest.raises(ValueError, match="does not fit 1 devices"):
+    train(wide, tmp_path / "a", corpus)
+  assert not (tmp_path / "a").exists()
+  (tmp_path / "b").mkdir()
+  (tmp_path / "b/notes.txt").touch()
+  with pytest.raises(ValueError, match="holds files but no config.json"):
+    train(tiny(), tmp_path / "b", corpus)

@@ -1,0 +1,94 @@
+"""One device, eight simulated ones and several processes compute the same."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+FLAGS = "--xla_backend_optimization_level=0"
+
+
+def launch(words, devices=1, cache=None):
+  """A Python process with so many simulated devices."""
+  env = os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
+  }
+  if cache:
+    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  return subprocess.Popen(
+    [sys.executable, *words],
+    cwd=ROOT,
+    env=env,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def finish(process, code=0):
+  output, _ = process.communicate(timeout=500)
+  assert process.returncode == code, output
+  return output
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("mesh")
+  output = finish(launch(["-m", "tests.train.mesh_worker", str(folder)], devices=8))
+  rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+  return {row["name"]: row for row in rows}
+
+
+@pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "sequence", "mixed"])
+def test_eight_devices_are_one(reports, name):
+  assert reports[name]["loss"] <= 1e-5 and reports[name]["update"] <= 1e-5, reports[name]
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_checkpoint_of_four_devices_elsewhere(reports, devices):
+  row = reports[f"restored on {devices}"]
+  assert row["loss"] <= 1e-5 and row["update"] <= 1e-5, row
+
+
+def test_fsdp_splits_the_weights(reports):
+  assert reports["share"]["share"] <= 1.2  # norms of a head stay whole; a tiny model has many
+
+
+def train_words(corpus, workdir, *more):
+  config = "--config=tests/train/tiny_config.py"
+  words = ["-m", "experiments.train", config, f"--workdir={workdir}", *more]
+  return [*words, f"--config.data.corpus={corpus.train.folder}"]
+
+
+def losses(workdir):
+  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return [row.get("loss", row.get("validation_loss")) for row in rows]
+
+
+def free_address():
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    return f"--coordinator=localhost:{s.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_are_one(corpus, tmp_path, count):
+  mesh = ["--config.mesh.data=2", f"--config.mesh.fsdp={count // 2}"]
+  many = [free_address(), f"--processes={count}", *mesh]
+  processes = [
+    launch(train_words(corpus, tmp_path / "many", *many, f"--rank={rank}")) for rank in range(count)
+  ]
+  for process in processes:
+    finish(process)
+  finish(launch(train_words(corpus, tmp_path / "one")))
+  assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+  # And a run of many processes goes on in one.
+  output = finish(launch(train_words(corpus, tmp_path / "many")))
+  assert "going on from step 12" in output

@@ -1,0 +1,7 @@
+"""The tests' tiny run as a configuration file for the command line."""
+
+from tests.train.conftest import tiny
+
+
+def get_config():
+  return tiny()
