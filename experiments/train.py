@@ -4,8 +4,8 @@
   python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --workdir=DIR \\
     --config.data.corpus=CORPUS --config.mesh.fsdp=8
 
-Every field can be set (`--config.optimizer.peak=1e-3`); started again, the same command goes on from
-the newest checkpoint. SIGTERM saves and exits with code 75. Many hosts: experiments/README.md.
+Every field can be set (`--config.optimizer.peak=1e-3`). Started again, the same command goes on
+from the newest checkpoint. SIGTERM saves and exits with code 75. Many hosts: experiments/README.md.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from ml_collections import config_flags
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.data import Corpus, load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.prepare import prepare
-from deltanet_jax.train.loop import Diverged, Preempted, train
+from deltanet_jax.train.loop import DivergenceError, PreemptionError, train
 from experiments import hosts, provenance
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config().")
@@ -40,7 +40,7 @@ def open_data(cfg: TrainConfig, workdir: pathlib.Path) -> Corpus:
 
 
 def parse(argv):
-  """Flags as absl parses them, but an unknown field of the configuration is told in one sentence."""
+  """Flags as absl parses them, but an unknown field of the configuration is one sentence."""
   try:
     return app._register_and_parse_flags_with_usage(argv)
   except (KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as e:
@@ -61,10 +61,10 @@ def main(argv):
     results = train(
       cfg, workdir, corpus, origin=provenance.describe(), profile=_PROFILE.value, say=hosts.say
     )
-  except Preempted as e:
+  except PreemptionError as e:
     hosts.say(str(e))
     sys.exit(PREEMPTED)
-  except (ValueError, FileNotFoundError, Diverged) as e:
+  except (ValueError, FileNotFoundError, DivergenceError) as e:
     raise SystemExit(f"train: {e}") from e
   hosts.say("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 

@@ -16,14 +16,19 @@ DAMAGED = "damaged"
 
 
 @jax.jit
-def _checksum(state: State):
+def _checksum(arrays):
   """Sum of all bits, as numbers modulo 2^32: exact in any order, so on any mesh."""
   bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32).sum(dtype=jnp.uint32)
-  return sum(jax.tree.leaves(jax.tree.map(bits, state)), start=jnp.zeros((), jnp.uint32))
+  return sum(jax.tree.leaves(jax.tree.map(bits, arrays)), start=jnp.zeros((), jnp.uint32))
 
 
-def checksum(state: State) -> int:
-  return int(np.asarray(_checksum(state)))
+def checksum(arrays) -> int:
+  return int(np.asarray(_checksum(arrays)))
+
+
+def _parts(state: State) -> dict:
+  """Weights apart from the rest, so that they can be read alone."""
+  return dict(weights=state["weights"], rest={k: x for k, x in state.items() if k != "weights"})
 
 
 class Checkpoints:
@@ -46,8 +51,10 @@ class Checkpoints:
     """Begins to write; `meta` is JSON: configuration, data position, tokenizer."""
     if step in self._manager.all_steps():
       return
-    meta = meta | {"step": step, "checksum": checksum(state)}
-    args = dict(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+    parts = _parts(state)
+    sums = {name: checksum(arrays) for name, arrays in parts.items()}
+    args = {name: ocp.args.StandardSave(arrays) for name, arrays in parts.items()}
+    args["meta"] = ocp.args.JsonSave(meta | {"step": step, "checksums": sums})
     self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def restore(self, shapes: State, say=print) -> tuple[State, dict] | None:
@@ -59,7 +66,8 @@ class Checkpoints:
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
-        return self._restore(step, shapes)
+        parts, meta = self._restore(step, _parts(shapes))
+        return dict(weights=parts["weights"], **parts["rest"]), meta
       except Exception as e:  # storage raises anything, and whatever it is, the data is not there
         reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
       say(f"checkpoint {step} is damaged ({reason}); moved to {self._put_aside(step)}.")
@@ -70,16 +78,26 @@ class Checkpoints:
       )
     return None
 
+  def restore_weights(self, shapes: dict) -> tuple[dict, dict]:
+    """Weights and meta of the newest checkpoint, nothing else of it."""
+    step = self._manager.latest_step()
+    if step is None:
+      raise ValueError(f"{self.workdir} has no checkpoint yet.")
+    parts, meta = self._restore(step, dict(weights=shapes))
+    return parts["weights"], meta
+
   def _restore(self, step, shapes):
-    args = dict(state=ocp.args.StandardRestore(shapes), meta=ocp.args.JsonRestore())
+    args = {name: ocp.args.StandardRestore(part) for name, part in shapes.items()}
+    args["meta"] = ocp.args.JsonRestore()
     with warnings.catch_warnings():
       # Asked for on purpose: the checkpoint may come from another mesh.
       warnings.filterwarnings("ignore", message=".*[Ss]harding.*")
       restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-    found, expected = checksum(restored.state), restored.meta["checksum"]
-    if found != expected:
-      raise ValueError(f"its checksum is {found}, expected {expected}")
-    return restored.state, restored.meta
+    for name in shapes:
+      found, expected = checksum(restored[name]), restored.meta["checksums"][name]
+      if found != expected:
+        raise ValueError(f"the checksum of its {name} is {found}, expected {expected}")
+    return {name: restored[name] for name in shapes}, restored.meta
 
   def _put_aside(self, step) -> pathlib.Path:
     target = self.workdir / DAMAGED / str(step)

@@ -1,5 +1,7 @@
 """Batches of numpy rows to arrays on the mesh; every process reads the rows it holds."""
 
+import itertools
+
 import jax
 import numpy as np
 
@@ -14,7 +16,7 @@ def host_share(shape: jax.ShapeDtypeStruct) -> tuple[int, int]:
   indices = shape.sharding.addressable_devices_indices_map(shape.shape).values()
   spans = sorted({index[0].indices(B)[:2] for index in indices})
   first, rows = spans[0][0], spans[-1][1] - spans[0][0]
-  gaps = any(a[1] < b[0] for a, b in zip(spans, spans[1:]))
+  gaps = any(a[1] < b[0] for a, b in itertools.pairwise(spans))
   if gaps or B % rows or first % rows:
     return 0, 1
   return first // rows, B // rows

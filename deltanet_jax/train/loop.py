@@ -14,7 +14,8 @@ from tqdm import tqdm
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Corpus, evaluation_batches, training_batches
 from deltanet_jax.models import summarize
-from deltanet_jax.train import feed, workdir as folders
+from deltanet_jax.train import feed
+from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.metrics import Log, peak_flops
 from deltanet_jax.train.step import Trainer, make_trainer
@@ -23,11 +24,11 @@ from deltanet_jax.train.step import Trainer, make_trainer
 _TRACED = range(3, 8)
 
 
-class Preempted(Exception):
+class PreemptionError(Exception):
   """Asked to stop (SIGTERM); everything was saved."""
 
 
-class Diverged(Exception):
+class DivergenceError(Exception):
   """Too many updates in a row had gradients that were not finite."""
 
 
@@ -137,7 +138,7 @@ def train(
         meter.restart(step)
       if stopping and not last:
         checkpoints.wait()
-        raise Preempted(f"stopped by SIGTERM after step {step}, saved in {workdir}.")
+        raise PreemptionError(f"stopped by SIGTERM after step {step}, saved in {workdir}.")
     checkpoints.wait()
     if start >= cfg.steps:
       results = evaluate(state["weights"])
@@ -166,7 +167,7 @@ def _read(pending, log, bar, meter, cfg, workdir):
   metrics = {name: x.item() for name, x in metrics.items()}
   bar.update(1)
   if metrics["bad"] >= cfg.max_bad_updates:
-    raise Diverged(
+    raise DivergenceError(
       f"the gradients of {metrics['bad']} updates in a row were not finite, the last at step {step}"
       f" (batch {step - 1} of seed {cfg.seed}): weights are as before them, the last checkpoint is"
       f" in {workdir}; lower optimizer.peak, or look at this batch."

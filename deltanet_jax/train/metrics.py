@@ -1,6 +1,7 @@
 """Numbers of a run: JSON lines, TensorBoard, and how much of the hardware was used."""
 
 import json
+import math
 import os
 import pathlib
 import time
@@ -72,10 +73,13 @@ class Log:
   def write(self, step: int, values: dict):
     if self._file is None:
       return
-    self._file.write(json.dumps({"step": step} | values) + "\n")
+    # JSON has no word for what is not finite, TensorBoard no place.
+    finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
+    self._file.write(json.dumps({"step": step} | finite) + "\n")
     self._file.flush()
-    for name, value in values.items():
-      self._board.add_scalar(name, value, step)
+    for name, value in finite.items():
+      if value is not None:
+        self._board.add_scalar(name, value, step)
 
   def close(self):
     if self._file is not None:

@@ -54,7 +54,7 @@ def token_losses(
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-  """The pure functions of one run: initial state, update and evaluation, and how they are sharded."""
+  """The pure functions of one run, initial state, update and evaluation, and how they are split."""
 
   cfg: TrainConfig
   mesh: Mesh

@@ -316,14 +316,16 @@ def _fwd_body(*refs, tile, with_S0, save):
   Y = each(lambda h: ((V[h] - KS[h]) * decays.beta(h)).astype(dtype))
   R, rest = zip(*each(lambda h: inverse[h].times(Y[h])))
   Rd = each(lambda h: R[h].astype(dtype))
-  written = each(lambda h: (R[h] * carry[h][1]).astype(dtype)) if carried else Rd
+  written, written_rest = Rd, rest
+  if carried:
+    written = each(lambda h: (R[h] * carry[h][1]).astype(dtype))
   if carried and dtype == F32:
-    rest = each(lambda h: rest[h] * carry[h][1])
+    written_rest = each(lambda h: rest[h] * carry[h][1])
   for h in heads:
-    O = QS[h] + matmul(P[h], Rd[h])
+    O = QS[h] + matmul(P[h], Rd[h], rest=rest[h])
     O = O if tile.scale == 1.0 else O * tile.scale
     o_ref[:, h * dv : (h + 1) * dv] = O.astype(o_ref.dtype)
-    S_ref[h] = S[h] + matmul(K[kh(h)], written[h], TN, rest=rest[h])
+    S_ref[h] = S[h] + matmul(K[kh(h)], written[h], TN, rest=written_rest[h])
 
 
 def block_specs(tile, last=None):

@@ -48,15 +48,15 @@ def _dstates_body(
       dstates_ref[n, b, h, keys, cols] = dS_i.astype(dstates_ref.dtype)
     dO = do_ref[b, rows, h, cols]
     dR = ut.dot(P_ref[n, b, h, :, :], dO, passes, ut.TN) + ut.scale_rows(KdS, decay.end)
-    dY = ut.times_inverse(ut.load_inverse(X_ref, (n, b, h)), dR, passes, ut.TN)
+    dY, rest = ut.times_inverse_split(ut.load_inverse(X_ref, (n, b, h)), dR, passes, ut.TN)
     dY_ref[b, rows, h, cols] = dY.astype(dY_ref.dtype)
     dO = ut.scale_rows(dO.astype(F32), decay.start) * scale
-    dZ = ut.scale_rows(dY * beta[:, None], decay.start)
+    dZ, rest = (ut.scale_rows(ut.scale_rows(x, beta), decay.start) for x in (dY, rest))
     new = []
     for dS_i, keys in zip(dS, key_blocks):
       kept = dS_i if decay.whole is None else dS_i * decay.whole
       kept += ut.dot(q_ref[b, rows, hk, keys], dO, passes, ut.TN)
-      new.append(kept - ut.dot(k_ref[b, rows, hk, keys], dZ, passes, ut.TN))
+      new.append(kept - ut.dot(k_ref[b, rows, hk, keys], dZ, passes, ut.TN, rest))
     return tuple(new)
 
   dS = tuple(dS_ref[b, h, keys, cols] for keys in key_blocks)

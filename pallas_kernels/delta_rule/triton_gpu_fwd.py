@@ -47,19 +47,20 @@ def _body(*refs, flags, group, scale, block_k, block_v):
       if not for_backward:
         QS += ut.dot(q_ref[b, rows, hk, keys], S_i, passes)
     Y = (v_ref[b, rows, h, cols].astype(F32) - ut.scale_rows(KS, decay.start)) * beta[:, None]
-    R = ut.times_inverse(ut.load_inverse(X_ref, (n, b, h)), Y, passes)
+    R, rest = ut.times_inverse_split(ut.load_inverse(X_ref, (n, b, h)), Y, passes)
     if for_backward:
       out_ref[b, rows, h, cols] = R.astype(out_ref.dtype)
       for S_i, keys in zip(S, key_blocks):
         S_ref[n, b, h, keys, cols] = S_i.astype(S_ref.dtype)
     else:
-      O = ut.scale_rows(QS, decay.start) * scale + ut.dot(P_ref[n, b, h, :, :], R, passes)
+      O = ut.scale_rows(QS, decay.start) * scale
+      O += ut.dot(P_ref[n, b, h, :, :], R, passes, rest=rest)
       out_ref[b, rows, h, cols] = O.astype(out_ref.dtype)
-    R = ut.scale_rows(R, decay.end)
+    R, rest = (ut.scale_rows(x, decay.end) for x in (R, rest))
     new = []
     for S_i, keys in zip(S, key_blocks):
       kept = S_i if decay.whole is None else S_i * decay.whole
-      new.append(kept + ut.dot(k_ref[b, rows, hk, keys], R, passes, ut.TN))
+      new.append(kept + ut.dot(k_ref[b, rows, hk, keys], R, passes, ut.TN, rest))
     return tuple(new)
 
   if has_S0:

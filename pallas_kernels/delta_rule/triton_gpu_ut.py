@@ -32,25 +32,25 @@ def passes_for(dtype):
   return FLOAT32_PASSES if dtype == F32 else 1
 
 
-def _parts(x, count):
+def _parts(x, count, rest=None):
+  """`count` bfloat16 arrays with the sum x (+ rest, of digits below x's), each 2^-9 of the last."""
   if x.dtype == BF16:
     return [x]
   parts = []
   for i in range(count):
-    part = x.astype(BF16)
-    parts.append(part)
-    if i + 1 < count:
-      x = x - part.astype(F32)
+    x = x + rest if rest is not None and i + 1 == count else x
+    parts.append(x.astype(BF16))
+    x = x - parts[-1].astype(F32)
   return parts
 
 
-def dot(a, b, passes, dims=NN):
+def dot(a, b, passes, dims=NN, rest=None):
   """a b in float32 out of 1, 3 or 6 bf16 products; a bfloat16 operand is exact as it is.
 
   Split by hand so that the rounding is the same in interpret mode as on the GPU.
   """
   count = {1: 1, 3: 2, 6: 3}[passes]
-  a_parts, b_parts = _parts(a, count), _parts(b, count)
+  a_parts, b_parts = _parts(a, count), _parts(b, count, rest)
   pairs = [(i, j) for i in range(len(a_parts)) for j in range(len(b_parts)) if i + j < count]
   out = None
   for i, j in sorted(pairs, key=sum, reverse=True):  # smallest terms first
@@ -155,7 +155,7 @@ def load_decay(g_ref, seg_ref, b, h, start, iotas, zero):
 
 
 def scale_rows(x, factor):
-  return x if factor is None else x * factor[:, None]
+  return x if factor is None or x is None else x * factor[:, None]
 
 
 def strict_lower(x, iotas):
@@ -234,9 +234,14 @@ def _store_inverse(X_ref, at, gram, scores, precision, iotas, zero):
 
 
 def times_inverse(X, Y, passes, dims=NN):
-  """X Y, or X^T Y if dims is TN, from X and its rest if there is one."""
-  out = dot(X[0], Y, passes, dims)
-  return out if len(X) == 1 else out + dot(X[1], Y, 3, dims)
+  """X Y, or X^T Y if dims is TN."""
+  out, rest = times_inverse_split(X, Y, passes, dims)
+  return out if rest is None else out + rest
+
+
+def times_inverse_split(X, Y, passes, dims=NN):
+  """X Y or X^T Y, and a rest (None if X has none) that a sum of the two would often lose."""
+  return dot(X[0], Y, passes, dims), None if len(X) == 1 else dot(X[1], Y, 3, dims)
 
 
 def load_inverse(X_ref, at):

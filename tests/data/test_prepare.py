@@ -123,6 +123,10 @@ def test_again_checks_and_other_settings_are_refused(corpus, source, tmp_path):
   with pytest.raises(ValueError, match=r"other settings \(sources\)"):
     prepare.prepare(source / "0.jsonl", folder, BYTES, **SETTINGS)
   assert contents(folder) == before
+  path = folder / "train-00000.bin"
+  path.write_bytes(b"!" + path.read_bytes()[1:])
+  with pytest.raises(ValueError, match="another checksum"):
+    prepare.prepare(source, folder, BYTES, **SETTINGS)
 
 
 def test_unfinished_work_of_others_or_damaged_is_refused(source, tmp_path, monkeypatch):

@@ -12,10 +12,15 @@ import pytest
 import safetensors.numpy
 
 from deltanet_jax.interop import fla_tensors, load_fla, save_fla
-from deltanet_jax.models import build, preset
+from deltanet_jax.interop.fla_config import from_fla
+from deltanet_jax.models import preset
+from deltanet_jax.models.build import abstract
+from tests.interop import plain_deltanet
+from tests.models.cases import random_model
 from tests.tolerances import rel_rms
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "model_f32_T40"
+DEFAULTS = json.loads((GOLDEN / "config.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +59,7 @@ def weights(model):
   return jax.tree.leaves(model)
 
 
-def assert_same(a, b):
-  assert a.cfg == b.cfg
+def assert_same_weights(a, b):
   for x, y in zip(weights(a), weights(b), strict=True):
     np.testing.assert_array_equal(x, y)
 
@@ -63,46 +67,77 @@ def assert_same(a, b):
 def test_save_then_load_is_bitwise(tmp_path):
   model = load_fla(GOLDEN)
   save_fla(model, tmp_path)
-  again = load_fla(tmp_path)
-  for x, y in zip(weights(model), weights(again), strict=True):
-    np.testing.assert_array_equal(x, y)
+  assert_same_weights(model, load_fla(tmp_path))
   old, new = (safetensors.numpy.load_file(f / "model.safetensors") for f in (GOLDEN, tmp_path))
   assert old.keys() == new.keys()
   assert all(np.array_equal(old[name], new[name]) for name in old)
+
+
+def test_the_plain_reference_is_the_golden_model(golden):
+  tensors = safetensors.numpy.load_file(GOLDEN / "model.safetensors")
+  got = plain_deltanet.logits(golden["input_ids"][0], tensors, DEFAULTS)
+  assert relative(got, golden["logits"][0]) < 2e-6
 
 
 OPTIONS = {
   "gate": dict(use_gate=True),
   "negative_eigenvalues": dict(allow_neg_eigval=True),
   "no_conv": dict(use_short_conv=False),
+  "elu": dict(qk_activation="elu"),
   "elu_sum": dict(qk_activation="elu", qk_norm="sum"),
   "relu": dict(qk_activation="relu"),
+  "identity": dict(qk_activation="identity"),
   "identity_no_conv": dict(qk_activation="identity", use_short_conv=False),
   "tied": dict(tie_word_embeddings=True),
   "expand": dict(expand_k=0.5, expand_v=2.0),
   "inner": dict(intermediate_size=96),
+  "ratio": dict(hidden_ratio=2),
+  "eps": dict(norm_eps=1e-2),
+  "wide_conv": dict(conv_size=3),
   "bfloat16": dict(dtype="bfloat16"),
+  "together": dict(
+    use_gate=True,
+    allow_neg_eigval=True,
+    use_short_conv=False,
+    qk_norm="sum",
+    qk_activation="relu",
+    tie_word_embeddings=True,
+    expand_v=0.5,
+    torch_dtype="bfloat16",
+  ),
 }
 
 
 @pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
-def test_options_change_the_result_and_survive_saving(changes, tmp_path):
-  options = json.loads((GOLDEN / "config.json").read_text()) | changes
-  from deltanet_jax.interop.fla_config import from_fla
-
-  cfg = from_fla(options)
-  model = build(cfg, seed=1)
-  if cfg.dtype == "bfloat16":
+def test_options_are_honoured_and_survive_saving(changes, tmp_path):
+  options = DEFAULTS | dict(num_hidden_layers=1) | changes
+  if "torch_dtype" in changes:  # what older files call dtype
+    del options["dtype"]
+  # Large weights, so that every option shows in the result.
+  model = random_model(from_fla(options), std=0.3)
+  dtype = model.cfg.dtype
+  if dtype == "bfloat16":
     model = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), model)
   save_fla(model, tmp_path)
-  stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-  want = ml_dtypes.bfloat16 if cfg.dtype == "bfloat16" else np.float32
-  assert {x.dtype for x in stored.values()} == {np.dtype(want)}
+  tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+  assert {x.dtype for x in tensors.values()} == {np.dtype(getattr(ml_dtypes, dtype, dtype))}
+  assert ("lm_head.weight" in tensors) != options["tie_word_embeddings"]
   again = load_fla(tmp_path)
-  assert again.cfg.mixers == cfg.mixers and again.cfg.dtype == cfg.dtype
-  assert again.cfg.mlp_width == cfg.mlp_width
-  for x, y in zip(weights(model), weights(again), strict=True):
-    np.testing.assert_array_equal(x, y)
+  assert again.cfg.mixers == model.cfg.mixers and again.cfg.dtype == dtype
+  assert_same_weights(model, again)
+
+  tokens = np.random.default_rng(0).integers(0, 97, 9)
+  # As the file would be read elsewhere, and as it was meant before we wrote it.
+  written = json.loads((tmp_path / "config.json").read_text())
+  want = plain_deltanet.logits(tokens, tensors, options)
+  np.testing.assert_array_equal(plain_deltanet.logits(tokens, tensors, written), want)
+  exact = load_fla(tmp_path, dtype="float64")
+  got = jax.jit(lambda model, tokens: model(tokens))(exact, jnp.asarray(tokens[None], jnp.int32))
+  assert relative(got[0], want) < 1e-12
+  # Options that no shape shows: without one, the same tensors give something else.
+  for name in changes.keys() & {"allow_neg_eigval", "qk_norm", "qk_activation", "norm_eps"}:
+    other = plain_deltanet.logits(tokens, tensors, options | {name: DEFAULTS[name]})
+    assert relative(other, want) > 1e-3, name
 
 
 REFUSED = {
@@ -120,7 +155,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("changes,words", REFUSED.values(), ids=REFUSED)
 def test_options_that_cannot_be_honoured(changes, words, tmp_path):
-  options = json.loads((GOLDEN / "config.json").read_text()) | changes
+  options = DEFAULTS | changes
   (tmp_path / "config.json").write_text(json.dumps(options))
   with pytest.raises(ValueError, match=words):
     load_fla(tmp_path)
@@ -155,10 +190,9 @@ def test_parts_with_an_index(tmp_path):
   for part in set(where.values()):
     safetensors.numpy.save_file({n: tensors[n] for n in names if where[n] == part}, tmp_path / part)
   (tmp_path / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=where)))
-  for x, y in zip(weights(load_fla(GOLDEN)), weights(load_fla(tmp_path)), strict=True):
-    np.testing.assert_array_equal(x, y)
+  assert_same_weights(load_fla(GOLDEN), load_fla(tmp_path))
 
 
 def test_only_deltanet_models_are_saved(tmp_path):
   with pytest.raises(ValueError, match="AttentionConfig"):
-    save_fla(build(preset("deltanet-sliding-tiny")), tmp_path)
+    save_fla(abstract(preset("deltanet-sliding-tiny")), tmp_path)

@@ -7,6 +7,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops.checks import (
+  check_chunk,
+  check_floating,
+  check_gate,
+  check_implementation,
+  check_inputs,
+  check_qk,
+  check_segment_ids,
+  state_dtype,
+)
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 from deltanet_jax.ops.precision import products_for
 from deltanet_jax.ops.segments import runs
@@ -59,28 +69,14 @@ def delta_rule(
   Returns:
     o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
   """
-  _check_qk(q, k)
-  B, L, H, dk = q.shape
-  if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or v.shape[2] == 0:
-    raise ValueError(
-      f"v has shape {v.shape}, expected [B, L, Hv, dv] = [{B}, {L}, a multiple of {H}, dv]."
-    )
+  check_inputs(q, k, v, beta=beta, g=g, S0=S0, segment_ids=segment_ids)
+  check_chunk(chunk)
+  B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
-  _check_shape("beta", beta, (B, L, Hv), "[B, L, Hv]")
-  _check_gate(g, (B, L, Hv, dk))
-  if S0 is not None:
-    _check_shape("S0", S0, (B, Hv, dk, dv), "[B, Hv, dk, dv]")
-  _check_floating(q=q, k=k, v=v, beta=beta, g=g, S0=S0)
-  _check_segment_ids(segment_ids, (B, L))
-  if chunk is not None and (not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1)):
-    raise ValueError(f"chunk is {chunk!r}, expected a power of two, for instance 64.")
   if implementation is None:
     serves = _kernel_serves(q, k, v, g, S0)
     implementation = _BY_BACKEND.get(jax.default_backend(), "chunkwise") if serves else "chunkwise"
-  if implementation not in get_args(Implementation):
-    raise ValueError(
-      f"implementation is {implementation!r}, expected one of {list(get_args(Implementation))}."
-    )
+  check_implementation(implementation, get_args(Implementation))
   kernel = implementation in ("pallas_tpu", "pallas_gpu", "triton")
   if interpret and (not kernel or implementation == "triton"):
     raise ValueError(
@@ -98,7 +94,7 @@ def delta_rule(
     return _kernel(implementation, q, k, v, beta, **options)
   if implementation == "by_platform":
     return _by_platform(q, k, v, beta, **options)
-  dtype = _state_dtype(q, k, v, beta, g, S0)
+  dtype = state_dtype(q, k, v, beta, g, S0)
   run = None if segment_ids is None else runs(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
@@ -202,59 +198,19 @@ def delta_rule_attention(
   scale: float = 1.0,
 ) -> Float[Array, "B Hv L L"]:
   """The L x L matrix A of the fully parallel form: o = A v where the state starts from zero."""
-  _check_qk(q, k)
+  check_qk(q, k)
   B, L, H, dk = q.shape
   if beta.ndim != 3 or beta.shape[:2] != (B, L) or beta.shape[2] % H or beta.shape[2] == 0:
     raise ValueError(
       f"beta has shape {beta.shape}, expected [B, L, Hv] = [{B}, {L}, a multiple of {H}]."
     )
   Hv = beta.shape[2]
-  _check_gate(g, (B, L, Hv, dk))
-  _check_floating(q=q, k=k, beta=beta, g=g)
-  _check_segment_ids(segment_ids, (B, L))
-  dtype = _state_dtype(q, k, beta, g)
+  check_gate(g, (B, L, Hv, dk))
+  check_floating(q=q, k=k, beta=beta, g=g)
+  check_segment_ids(segment_ids, (B, L))
+  dtype = state_dtype(q, k, beta, g)
   run = None if segment_ids is None else runs(segment_ids)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   with products_for(k.dtype):
     return parallel.attention(q, k, beta.astype(dtype), g, run)
-
-
-def _state_dtype(*arrays):
-  wide = any(x is not None and x.dtype == jnp.float64 for x in arrays)
-  return jnp.float64 if wide else jnp.float32
-
-
-def _check_qk(q, k):
-  if q.ndim != 4 or 0 in q.shape:
-    raise ValueError(f"q has shape {q.shape}, expected non-empty [B, L, H, dk].")
-  _check_shape("k", k, q.shape, "q's [B, L, H, dk]")
-
-
-def _check_shape(name, x, shape, meaning):
-  if x.shape != shape:
-    raise ValueError(f"{name} has shape {x.shape}, expected {meaning} = {list(shape)}.")
-
-
-def _check_gate(g, shape):
-  if g is not None and g.shape not in (shape, shape[:3]):
-    raise ValueError(
-      f"g has shape {g.shape}, expected [B, L, Hv] = {list(shape[:3])} or"
-      f" [B, L, Hv, dk] = {list(shape)}."
-    )
-
-
-def _check_floating(**arrays):
-  for name, x in arrays.items():
-    if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
-      raise ValueError(f"{name} has dtype {x.dtype}, expected a floating dtype such as float32.")
-
-
-def _check_segment_ids(segment_ids, shape):
-  if segment_ids is None:
-    return
-  if segment_ids.shape != shape or not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-    raise ValueError(
-      f"segment_ids has shape {segment_ids.shape} and dtype {segment_ids.dtype},"
-      f" expected integers of shape [B, L] = {list(shape)}."
-    )

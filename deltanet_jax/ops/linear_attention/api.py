@@ -5,7 +5,9 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops.checks import check_chunk, check_implementation, check_inputs, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
+from deltanet_jax.ops.precision import products_for
 from deltanet_jax.ops.segments import runs
 
 Implementation = Literal["recurrent", "chunkwise"]
@@ -37,37 +39,22 @@ def linear_attention(
   Returns:
     o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
   """
-  B, L, H, dk = q.shape
-  if k.shape != q.shape:
-    raise ValueError(f"k has shape {k.shape}, expected q's {list(q.shape)}.")
-  if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or v.shape[2] == 0:
-    raise ValueError(
-      f"v has shape {v.shape}, expected [B, L, Hv, dv] = [{B}, {L}, a multiple of {H}, dv]."
-    )
-  Hv, dv = v.shape[2:]
-  if g is not None and g.shape not in ((B, L, Hv), (B, L, Hv, dk)):
-    raise ValueError(
-      f"g has shape {g.shape}, expected [B, L, Hv] = {[B, L, Hv]} or"
-      f" [B, L, Hv, dk] = {[B, L, Hv, dk]}."
-    )
-  if not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1):
-    raise ValueError(f"chunk is {chunk!r}, expected a power of two, for instance 64.")
+  check_inputs(q, k, v, g=g, S0=S0, segment_ids=segment_ids)
+  check_chunk(chunk)
   implementation = implementation or "chunkwise"
-  if implementation not in get_args(Implementation):
-    raise ValueError(
-      f"implementation is {implementation!r}, expected one of {list(get_args(Implementation))}."
-    )
-  wide = any(x is not None and x.dtype == jnp.float64 for x in (q, k, v, g, S0))
-  dtype = jnp.float64 if wide else jnp.float32
+  check_implementation(implementation, get_args(Implementation))
+  B, _, H, dk = q.shape
+  Hv, dv = v.shape[2:]
+  dtype = state_dtype(q, k, v, g, S0)
   run = None if segment_ids is None else runs(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
-  if implementation == "chunkwise":
-    exact = jnp.finfo(v.dtype).bits >= 32
-    o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, run, chunk=chunk, exact=exact)
-  else:
-    o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, run)
+  with products_for(v.dtype):
+    if implementation == "chunkwise":
+      o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, run, chunk=chunk)
+    else:
+      o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, run)
   return o.astype(v.dtype), S
 
 

@@ -13,12 +13,11 @@ from jax import lax
 from deltanet_jax.ops import decay as decays
 
 
-def chunkwise(q, k, v, g, S0, run, *, chunk, exact):
+def chunkwise(q, k, v, g, S0, run, *, chunk):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
     run: `[B L]` number of each token's document, ascending, or None.
-    exact: whether float32 products must be (TPU, GPU); not so for values that came as bf16.
   """
   B, L = q.shape[:2]
   C = min(chunk, 1 << (L - 1).bit_length())
@@ -39,8 +38,7 @@ def chunkwise(q, k, v, g, S0, run, *, chunk, exact):
   heads = jax.vmap(_chunk, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   body = lambda S, xs: jax.vmap(heads)(S, *xs)
   inputs = jax.tree.map(split, (q, k, v, g, run))
-  with jax.default_matmul_precision("highest" if exact else "default"):
-    S, o = lax.scan(body, S0, (*inputs, carry_run))
+  S, o = lax.scan(body, S0, (*inputs, carry_run))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
 

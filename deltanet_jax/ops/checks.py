@@ -1,0 +1,72 @@
+"""Checks of the arguments that recurrent operators share; each error says what to do."""
+
+import jax.numpy as jnp
+
+
+def check_inputs(q, k, v, *, beta=None, g=None, S0=None, segment_ids=None):
+  """Shapes and dtypes of a recurrence over q, k `[B L H dk]` and v `[B L Hv dv]`."""
+  check_qk(q, k)
+  B, L, H, dk = q.shape
+  if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or v.shape[2] == 0:
+    raise ValueError(
+      f"v has shape {v.shape}, expected [B, L, Hv, dv] = [{B}, {L}, a multiple of {H}, dv]."
+    )
+  Hv, dv = v.shape[2:]
+  if beta is not None:
+    check_shape("beta", beta, (B, L, Hv), "[B, L, Hv]")
+  check_gate(g, (B, L, Hv, dk))
+  if S0 is not None:
+    check_shape("S0", S0, (B, Hv, dk, dv), "[B, Hv, dk, dv]")
+  check_floating(q=q, k=k, v=v, beta=beta, g=g, S0=S0)
+  check_segment_ids(segment_ids, (B, L))
+
+
+def check_qk(q, k):
+  if q.ndim != 4 or 0 in q.shape:
+    raise ValueError(f"q has shape {q.shape}, expected non-empty [B, L, H, dk].")
+  check_shape("k", k, q.shape, "q's [B, L, H, dk]")
+
+
+def check_shape(name, x, shape, meaning):
+  if x.shape != shape:
+    raise ValueError(f"{name} has shape {x.shape}, expected {meaning} = {list(shape)}.")
+
+
+def check_gate(g, shape):
+  if g is not None and g.shape not in (shape, shape[:3]):
+    raise ValueError(
+      f"g has shape {g.shape}, expected [B, L, Hv] = {list(shape[:3])} or"
+      f" [B, L, Hv, dk] = {list(shape)}."
+    )
+
+
+def check_floating(**arrays):
+  for name, x in arrays.items():
+    if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
+      raise ValueError(f"{name} has dtype {x.dtype}, expected a floating dtype such as float32.")
+
+
+def check_segment_ids(segment_ids, shape):
+  if segment_ids is None:
+    return
+  if segment_ids.shape != shape or not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+    raise ValueError(
+      f"segment_ids has shape {segment_ids.shape} and dtype {segment_ids.dtype},"
+      f" expected integers of shape [B, L] = {list(shape)}."
+    )
+
+
+def check_chunk(chunk):
+  if chunk is not None and (not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1)):
+    raise ValueError(f"chunk is {chunk!r}, expected a power of two, for instance 64.")
+
+
+def check_implementation(implementation, known):
+  if implementation not in known:
+    raise ValueError(f"implementation is {implementation!r}, expected one of {list(known)}.")
+
+
+def state_dtype(*arrays):
+  """float64 if any input is, else float32."""
+  wide = any(x is not None and x.dtype == jnp.float64 for x in arrays)
+  return jnp.float64 if wide else jnp.float32

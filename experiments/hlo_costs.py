@@ -1,0 +1,202 @@
+"""What a compiled program does in one call, from its HLO text; loops count as often as they run.
+
+The compilers' own cost_analysis counts a loop once, and there is none for a GPU that is not here.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+
+_BITS = dict(pred=8, s4=4, u4=4, s8=8, u8=8, bf16=16, f16=16, s16=16, u16=16) | dict.fromkeys(
+  ("f32", "s32", "u32"), 32
+)
+_BITS |= dict.fromkeys(("f64", "s64", "u64", "c64"), 64)
+_COLLECTIVES = (
+  "all-gather",
+  "all-reduce",
+  "reduce-scatter",
+  "all-to-all",
+  "collective-permute",
+  "collective-broadcast",
+)
+_KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  name: str
+  shape: str
+  op: str
+  operands: tuple[str, ...]
+  rest: str  # attributes; of a constant its value first
+  root: bool
+
+  def attribute(self, name: str) -> str | None:
+    found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+    return found and found[1]
+
+
+Computation = dict[str, Instruction]
+
+
+def _arrays(shape):
+  """(dtype, dims) of every array in a shape; the counters of an asynchronous operation are none."""
+  for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape):
+    if dtype in _BITS and "S(2)" not in layout:
+      yield dtype, tuple(int(x) for x in dims.split(",") if x)
+
+
+def _bytes(shape):
+  return sum(math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in _arrays(shape))
+
+
+class Program:
+  """A parsed HLO module; `unknown` names the loops whose number of rounds was not found."""
+
+  def __init__(self, hlo: str):
+    self.computations: dict[str, Computation] = {}
+    self.unknown: set[str] = set()
+    for line in hlo.split("\n"):
+      if head := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
+        here = self.computations[head[2]] = {}
+        if head[1]:
+          self.entry = head[2]
+      elif m := re.match(r" +(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$", line):
+        root, name, shape, op, inside, rest = m.groups()
+        operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+        rest = inside if op == "constant" else rest
+        here[name] = Instruction(name, shape, op, operands, rest, bool(root))
+
+  @functools.cached_property
+  def executed(self) -> list[tuple[Instruction, Computation, str, int]]:
+    """Every instruction with its computation, the loop body or entry around it, and how often."""
+    found = []
+
+    def walk(name, scope, times):
+      computation = self.computations[name]
+      for x in computation.values():
+        found.append((x, computation, scope, times))
+        if x.op == "while":
+          body = x.attribute("body")
+          walk(body, body, times * self._trips(x, computation))
+        elif x.op == "conditional":
+          # Which one runs is not known here: all are counted, so this is an upper bound.
+          branches = re.search(r"branch_computations=\{([^}]*)\}", x.rest)
+          names = re.findall(r"%([\w.\-]+)", branches[1]) if branches else []
+          names += [x.attribute(f"{w}_computation") for w in ("true", "false") if not branches]
+          for branch in names:
+            walk(branch, branch, times)
+        elif called := x.attribute("calls") or (x.op == "call" and x.attribute("to_apply")):
+          walk(called, scope, times)
+
+    walk(self.entry, self.entry, 1)
+    return found
+
+  def _trips(self, loop, around) -> int:
+    if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
+      return int(known[1])
+    condition, body = (self.computations[loop.attribute(x)] for x in ("condition", "body"))
+    test, end = _root(condition), _root(body)
+    # `i < limit`, where i is one of the loop's values, starts at a constant and grows by another.
+    if test.op == "compare" and test.attribute("direction") == "LT":
+      counter, limit = (condition[x] for x in test.operands)
+      start = around[loop.operands[0]]
+      if counter.op == "get-tuple-element" and start.op == end.op == "tuple":
+        i = int(counter.attribute("index"))
+        first, limit = _constant(around, start.operands[i]), _constant(condition, limit.name)
+        update = body[end.operands[i]]
+        steps = [_constant(body, x) for x in update.operands] if update.op == "add" else []
+        steps = [x for x in steps if x]
+        if first is not None and limit is not None and steps:
+          return math.ceil((limit - first) / steps[0])
+    self.unknown.add(loop.name)
+    return 1
+
+  def collectives(self) -> dict[str, tuple[int, int]]:
+    """By kind: how many each device starts, and the bytes of the larger of operands and results."""
+    found = {}
+    for x, computation, scope, times in self.executed:
+      kind = x.op.removesuffix("-start")
+      if kind not in _COLLECTIVES:
+        continue
+      operands = sum(_bytes(computation[y].shape) for y in x.operands)
+      # What an asynchronous start returns holds its operands too.
+      results = _bytes(x.shape) - (operands if x.op != kind else 0)
+      # A TPU spreads one asynchronous collective over many fusions, some of them in inner loops.
+      key = x.attribute("channel_id") if "chain_id=" in x.rest else (x.name, scope)
+      before = found[key][1] if key in found else times
+      found[key] = (kind, min(times, before), max(operands, results))
+    kinds = sorted({kind for kind, _, _ in found.values()})
+    total = lambda kind, value: sum(value(n, size) for k, n, size in found.values() if k == kind)
+    return {
+      kind: (total(kind, lambda n, _: n), total(kind, lambda n, size: n * size)) for kind in kinds
+    }
+
+  def product_flops(self) -> dict[str, int]:
+    """Operations of all products but the kernels', by the wider dtype of their operands."""
+    flops = collections.Counter()
+    for x, computation, _, times in self.executed:
+      if x.op in ("dot", "convolution"):
+        operands = [next(_arrays(computation[y].shape)) for y in x.operands]
+        depth = (_dot_depth if x.op == "dot" else _convolution_depth)(x, operands)
+        dtype = max((dtype for dtype, _ in operands), key=_BITS.get)
+        (_, out), *_ = _arrays(x.shape)
+        flops[dtype] += round(2 * times * math.prod(out) * depth)
+    return dict(flops)
+
+  def kernels(self) -> dict[str, int]:
+    """How often each kernel is called, by its name."""
+    calls = collections.Counter()
+    for x, _, _, times in self.executed:
+      target = re.search(r'custom_call_target="([^"]*)"', x.rest)
+      if x.op == "custom-call" and target[1] in _KERNELS:
+        name = re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', x.rest)
+        calls[name[1] if name else target[1]] += times
+    return dict(calls)
+
+
+def _root(computation: Computation) -> Instruction:
+  return next(x for x in computation.values() if x.root)
+
+
+def _constant(computation, name) -> int | None:
+  while computation[name].op in ("copy", "bitcast"):
+    name = computation[name].operands[0]
+  value = computation[name]
+  return int(value.rest) if value.op == "constant" and value.rest.isdigit() else None
+
+
+def _dot_depth(dot, operands):
+  axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.rest)[1]
+  return math.prod(operands[0][1][int(i)] for i in axes.split(",") if i)
+
+
+def _convolution_depth(convolution, operands):
+  """Products per number of the result, the mean over its places: padding is not multiplied."""
+  lhs, rhs, _ = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.rest).groups()
+  window = dict(re.findall(r"(\w+)=([\w\-]+)", _braces(convolution.rest, "window")))
+  sizes = [int(x) for x in window["size"].split("x")] if window else []
+  field = lambda name, default: (
+    window[name].split("x") if name in window else [default] * len(sizes)
+  )
+  depth = operands[1][1][rhs.index("i")]
+  for i, size in enumerate(sizes):
+    n = operands[0][1][lhs.index(str(i))]
+    low, high = (int(x) for x in field("pad", "0_0")[i].split("_"))
+    stride, dilate, spread = (int(field(x, "1")[i]) for x in ("stride", "rhs_dilate", "lhs_dilate"))
+    padded = low + (n - 1) * spread + 1 + high
+    places = range(0, padded - (size - 1) * dilate, stride)
+    inside = sum(
+      0 <= p + k * dilate - low < (n - 1) * spread + 1 and (p + k * dilate - low) % spread == 0
+      for p in places
+      for k in range(size)
+    )
+    depth *= inside / len(places)
+  return depth
+
+
+def _braces(text, name):
+  found = re.search(rf"\b{name}=\{{([^}}]*)\}}", text)
+  return found[1] if found else ""

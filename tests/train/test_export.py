@@ -1,0 +1,44 @@
+"""A trained model outside its run."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.config import from_json, to_json
+from deltanet_jax.interop import load_fla, save_fla
+from deltanet_jax.train.export import load_trained, save_weights
+from deltanet_jax.train.loop import train
+from tests.train.conftest import tiny
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("export") / "run"
+  train(tiny(tokens=2 * 256), workdir, corpus, say=lambda _: None)
+  return workdir
+
+
+def test_export_and_load(run, tmp_path):
+  trained = load_trained(run)
+  assert trained.step == 2 and trained.config == tiny(tokens=2 * 256)
+  tokens = jnp.arange(12, dtype=jnp.int32)[None]
+  expected = trained.model(tokens)
+  save_weights(trained, tmp_path / "weights")
+  save_fla(trained.model, tmp_path / "fla")
+  again = load_trained(tmp_path / "weights")
+  assert again.tokenizer == trained.tokenizer and again.step == 2
+  np.testing.assert_array_equal(again.model(tokens), expected)
+  np.testing.assert_array_equal(load_fla(tmp_path / "fla")(tokens), expected)
+  with pytest.raises(ValueError, match="is not empty"):
+    save_weights(trained, tmp_path / "weights")
+
+
+def test_no_run(tmp_path):
+  with pytest.raises(ValueError, match="is not the workdir of a run"):
+    load_trained(tmp_path)
+
+
+def test_config_survives_json():
+  assert from_json(to_json(tiny())) == tiny()
+  with pytest.raises(ValueError, match="no configuration of this version"):
+    from_json(to_json(tiny()) | {"colour": "blue"})
