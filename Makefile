@@ -9,7 +9,7 @@ AOT_INSTALLED := .venv-aot/.installed
 .PHONY: demo test test-kernels test-slow lint format clean
 
 demo: $(INSTALLED)
-	$(BIN)/python -m experiments.kernel_speed
+	$(BIN)/python -m experiments.demo
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not aot"
@@ -32,12 +32,12 @@ format: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(INSTALL) -e ".[dev]"
+	$(BIN)/python $(INSTALL) -e ".[dev,data]"
 	touch $@
 
 $(AOT_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/python $(INSTALL) -e ".[dev,aot]"
+	.venv-aot/bin/python $(INSTALL) -e ".[dev,data,aot]"
 	touch $@
 
 clean:

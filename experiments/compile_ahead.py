@@ -16,40 +16,29 @@ import sys
 
 import jax
 from absl import app, flags
-from ml_collections import config_flags
 
-from experiments import pod_report, pods, provenance
+from experiments import config_file, pod_report, pods, provenance
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config().")
 _TARGETS = flags.DEFINE_multi_string(
   "target", None, "Machine: h100x8, a100x8, h100x128, v5e:16x16, v5p:4x4x4; repeat for several."
 )
 _OUT = flags.DEFINE_string("out", "results/compile_ahead.jsonl", "JSON lines are added to it.")
 
 
-def parse(argv):
-  """Flags as absl parses them, but a wrong configuration is told in one sentence."""
-  try:
-    return app._register_and_parse_flags_with_usage(argv)
-  except (KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as e:
-    raise SystemExit(f"compile_ahead: --config: {e.args[0] if e.args else e}") from e
-
-
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  if _CONFIG.value is None or not _TARGETS.value:
+  if config_file.CONFIG.value is None or not _TARGETS.value:
     raise app.UsageError("--config and --target are needed; see --help")
   jax.config.update("jax_platforms", "cpu")
   out, rows = pathlib.Path(_OUT.value), []
   origin = provenance.describe() | dict(command=" ".join(sys.argv[1:]))
-  name = flags.FLAGS["config"].serialize().removeprefix("--config=").rsplit(":", 1)[-1]
   try:
     machines = [pods.machine(target) for target in _TARGETS.value]
     for machine in machines:
       print(f"compiling for {machine.name}, minutes for a large one ...", flush=True)
-      row = dict(config=name) | pods.compile_update(_CONFIG.value, machine) | origin
-      rows.append(row)
+      row = pods.compile_update(config_file.CONFIG.value, machine)
+      rows.append(row := dict(config=config_file.name()) | row | origin)
       out.parent.mkdir(parents=True, exist_ok=True)
       with open(out, "a") as lines:
         lines.write(json.dumps(row) + "\n")
@@ -60,4 +49,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse)
+  app.run(main, flags_parser=config_file.parse)

@@ -1,23 +1,31 @@
-"""Continues prompts of token ids with a public checkpoint or a preset of random weights.
+"""Continues prompts with a trained run, a public checkpoint, or a preset of random weights.
 
-python -m experiments.generate --checkpoint=FOLDER --prompt=1,450,4996 --max_new=64
-python -m experiments.generate --preset=deltanet-tiny --prompt=5,9 --prompt=7 --temperature=0.8
+  python -m experiments.generate --workdir=results/demo/run --text="It is a truth " --top_k=9
+  python -m experiments.generate --checkpoint=FOLDER --tokenizer=mistral --text="The capital of"
+  python -m experiments.generate --checkpoint=FOLDER --prompt=1,450,4996 --max_new=64
+  python -m experiments.generate --preset=deltanet-tiny --prompt=5,9 --prompt=7 --temperature=0.8
+
+`--text` is encoded (and begun with bos) and the answer decoded; `--prompt` is token ids. Either may
+be repeated: a batch of unequal prompts.
 """
 
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
+from deltanet_jax.data import TOKENIZERS, load_tokenizer
 from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import PRESETS, build, preset
+from deltanet_jax.train.export import load_trained
 
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder with config.json and safetensors.")
-_PRESET = flags.DEFINE_enum("preset", "deltanet-tiny", PRESETS, "Model without a checkpoint.")
-_PROMPTS = flags.DEFINE_multi_string(
-  "prompt", ["1"], "Token ids with commas; repeat for more rows."
-)
-_MAX_NEW = flags.DEFINE_integer("max_new", 32, "Tokens to add at most.", lower_bound=1)
+_PRESET = flags.DEFINE_enum("preset", "deltanet-tiny", PRESETS, "Model without either.")
+_TEXTS = flags.DEFINE_multi_string("text", [], "Prompt as text; repeat for more rows.")
+_PROMPTS = flags.DEFINE_multi_string("prompt", [], "Prompt as token ids with commas; likewise.")
+_TOKENIZER = flags.DEFINE_enum("tokenizer", "bytes", TOKENIZERS, "How --text becomes tokens.")
+_MAX_NEW = flags.DEFINE_integer("max_new", 200, "Tokens to add at most.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _TOP_K = flags.DEFINE_integer("top_k", None, "Only the k most likely tokens.", lower_bound=1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Only tokens that hold this much probability.")
@@ -25,15 +33,48 @@ _STOP = flags.DEFINE_multi_integer("stop", [], "Token id that ends a row.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 
 
-def main(_):
-  model = load_fla(_CHECKPOINT.value) if _CHECKPOINT.value else build(preset(_PRESET.value))
-  prompts = [[int(token) for token in prompt.split(",")] for prompt in _PROMPTS.value]
+def load(tokenizer):
+  """The model that the flags name; a run must have been trained on this tokenizer's tokens."""
+  if _WORKDIR.value and _CHECKPOINT.value:
+    raise ValueError("--workdir and --checkpoint are two models: give one.")
+  if _CHECKPOINT.value:
+    return load_fla(_CHECKPOINT.value)
+  if not _WORKDIR.value:
+    return build(preset(_PRESET.value))
+  trained = load_trained(_WORKDIR.value)
+  if tokenizer and trained.tokenizer != tokenizer.hash:
+    raise ValueError(
+      f"{_WORKDIR.value} was trained on another tokenizer than {tokenizer.name!r}: set --tokenizer."
+    )
+  return trained.model
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
+  logging.set_verbosity(logging.WARNING)
+  if bool(_TEXTS.value) == bool(_PROMPTS.value):
+    raise app.UsageError("give --text or --prompt, one or several times")
   how = Sampling(temperature=_TEMPERATURE.value, top_k=_TOP_K.value, top_p=_TOP_P.value)
-  start = time.perf_counter()
-  rows = generate(model, prompts, _MAX_NEW.value, sampling=how, stop=_STOP.value, seed=_SEED.value)
+  stop = _STOP.value
+  try:
+    tokenizer = load_tokenizer(_TOKENIZER.value) if _TEXTS.value else None
+    model = load(tokenizer)
+    prompts = [[int(token) for token in prompt.split(",")] for prompt in _PROMPTS.value]
+    if tokenizer:
+      prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in _TEXTS.value]
+      # A model of documents ends one by beginning the next.
+      stop = stop or [tokenizer.bos]
+    start = time.perf_counter()
+    rows = generate(model, prompts, _MAX_NEW.value, sampling=how, stop=stop, seed=_SEED.value)
+  except (ValueError, FileNotFoundError, ImportError) as e:
+    raise SystemExit(f"generate: {e}") from e
   seconds = time.perf_counter() - start
   for prompt, row in zip(prompts, rows):
-    print(f"{prompt} -> {row}")
+    if tokenizer:
+      print(tokenizer.decode([*prompt, *row]))
+    else:
+      print(f"{prompt} -> {row}")
   print(f"{sum(map(len, rows))} tokens in {seconds:.1f} s, compilation included")
 
 

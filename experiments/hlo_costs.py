@@ -70,14 +70,14 @@ class Program:
         here[name] = Instruction(name, shape, op, operands, rest, bool(root))
 
   @functools.cached_property
-  def executed(self) -> list[tuple[Instruction, Computation, str, int]]:
+  def executed(self) -> list[tuple[Instruction, str, str, int]]:
     """Every instruction with its computation, the loop body or entry around it, and how often."""
     found = []
 
     def walk(name, scope, times):
       computation = self.computations[name]
       for x in computation.values():
-        found.append((x, computation, scope, times))
+        found.append((x, name, scope, times))
         if x.op == "while":
           body = x.attribute("body")
           walk(body, body, times * self._trips(x, computation))
@@ -117,13 +117,15 @@ class Program:
   def collectives(self) -> dict[str, tuple[int, int]]:
     """By kind: how many each device starts, and the bytes of the larger of operands and results."""
     found = {}
-    for x, computation, scope, times in self.executed:
+    for x, where, scope, times in self.executed:
       kind = x.op.removesuffix("-start")
       if kind not in _COLLECTIVES:
         continue
-      operands = sum(_bytes(computation[y].shape) for y in x.operands)
+      # A TPU writes a reduce-scatter as a fusion of this name, an all-reduce and a slice inside.
+      kind = "reduce-scatter" if where.startswith("all-reduce-scatter") else kind
+      operands = sum(_bytes(self.computations[where][y].shape) for y in x.operands)
       # What an asynchronous start returns holds its operands too.
-      results = _bytes(x.shape) - (operands if x.op != kind else 0)
+      results = _bytes(x.shape) - (operands if x.op.endswith("-start") else 0)
       # A TPU spreads one asynchronous collective over many fusions, some of them in inner loops.
       key = x.attribute("channel_id") if "chain_id=" in x.rest else (x.name, scope)
       before = found[key][1] if key in found else times
@@ -137,9 +139,9 @@ class Program:
   def product_flops(self) -> dict[str, int]:
     """Operations of all products but the kernels', by the wider dtype of their operands."""
     flops = collections.Counter()
-    for x, computation, _, times in self.executed:
+    for x, where, _, times in self.executed:
       if x.op in ("dot", "convolution"):
-        operands = [next(_arrays(computation[y].shape)) for y in x.operands]
+        operands = [next(_arrays(self.computations[where][y].shape)) for y in x.operands]
         depth = (_dot_depth if x.op == "dot" else _convolution_depth)(x, operands)
         dtype = max((dtype for dtype, _ in operands), key=_BITS.get)
         (_, out), *_ = _arrays(x.shape)

@@ -3,7 +3,7 @@
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute")
 _COLUMNS = (
   "config", "target", "mesh", "parts", "remat", "arguments", "over total/ways", "temporaries",
-  "total", "of a device", *_KINDS, "model FLOP", "compile s",
+  "total", "of a device", *_KINDS, "model FLOP", "cpu s",
 )  # fmt: skip
 # A GPU's memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _TAKEN = 0.75
@@ -59,7 +59,8 @@ def tell(row: dict) -> str:
     f"FLOP of an update: {row['model_flops']:.3g} of the model (3 x forward);"
     f" {sum(products.values()) * row['devices']:.3g} in products outside kernels, with those that"
     f" remat repeats (each device: {by_dtype})",
-    f"lowered in {row['lower_seconds']:.0f} s, compiled in {row['compile_seconds']:.0f} s",
+    f"lowered in {row['lower_seconds']:.0f} s, compiled in {row['compile_seconds']:.0f} s"
+    f" ({row['compile_cpu_seconds']:.0f} s of CPU)",
   ]
   if row["unknown_loops"]:
     lines.append(f"Counted for one round only, their number not found: {row['unknown_loops']}.")
@@ -82,6 +83,6 @@ def markdown(rows: list[dict]) -> str:
     moved = (row["collectives"].get(kind, dict(bytes=0))["bytes"] for kind in _KINDS)
     cells += [_gb(memory["arguments"]), f"{_excess(row):.3f}", _gb(memory["temporaries"])]
     cells += [_gb(memory["total"]), share if row["fits"] else f"{share}, does not fit"]
-    cells += [*map(_gb, moved), f"{row['model_flops']:.3g}", f"{row['compile_seconds']:.0f}"]
+    cells += [*map(_gb, moved), f"{row['model_flops']:.3g}", f"{row['compile_cpu_seconds']:.0f}"]
     lines.append(cells)
   return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

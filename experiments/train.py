@@ -13,15 +13,14 @@ import sys
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.data import Corpus, load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.prepare import prepare
 from deltanet_jax.train.loop import DivergenceError, PreemptionError, train
 from experiments import hosts, provenance
+from experiments.config_file import CONFIG, parse
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config().")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run; created, or continued.")
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
 
@@ -39,27 +38,23 @@ def open_data(cfg: TrainConfig, workdir: pathlib.Path) -> Corpus:
   return open_corpus(folder)
 
 
-def parse(argv):
-  """Flags as absl parses them, but an unknown field of the configuration is one sentence."""
-  try:
-    return app._register_and_parse_flags_with_usage(argv)
-  except (KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as e:
-    raise SystemExit(f"train: --config: {e.args[0] if e.args else e}") from e
-
-
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  if _CONFIG.value is None or not _WORKDIR.value:
+  if CONFIG.value is None or not _WORKDIR.value:
     raise app.UsageError("--config and --workdir are needed; see --help")
   logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
-  cfg, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+  cfg, workdir = CONFIG.value, pathlib.Path(_WORKDIR.value)
   try:
     hosts.join()
     cfg.validate()
-    corpus = open_data(cfg, workdir)
     results = train(
-      cfg, workdir, corpus, origin=provenance.describe(), profile=_PROFILE.value, say=hosts.say
+      cfg,
+      workdir,
+      lambda: open_data(cfg, workdir),
+      origin=provenance.describe(),
+      profile=_PROFILE.value,
+      say=hosts.say,
     )
   except PreemptionError as e:
     hosts.say(str(e))

@@ -87,12 +87,12 @@ def _deal_once(path: pathlib.Path, recipe: Recipe, partial: pathlib.Path) -> Dea
       raise ValueError(f"{partial} has lost data: delete {partial.parent} and prepare it again.")
     return dealt
   dealt = deal(find_sources(path), recipe.text_field, recipe.seed, partial)
+  if not dealt.documents:
+    raise ValueError(f"{path} has no document with text ({dealt.dropped} without).")
   if dealt.documents <= _held_out(recipe, dealt.documents):
     raise ValueError(
-      f"{path} has {dealt.documents} documents with text ({dealt.dropped} without), too few to "
-      f"hold out a share of {recipe.validation}: give more, or set validation to 0."
-      if dealt.documents
-      else f"{path} has no document with text ({dealt.dropped} without)."
+      f"{path} has {dealt.documents} documents with text, too few to hold out a share of "
+      f"{recipe.validation}: give more, or set validation to 0."
     )
   manifests.write_json(
     done, {"recipe": dataclasses.asdict(recipe), "dealt": dataclasses.asdict(dealt)}

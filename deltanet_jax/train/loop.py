@@ -6,6 +6,7 @@ import math
 import pathlib
 import signal
 import time
+from collections.abc import Callable
 
 import jax
 from jax.experimental import multihost_utils
@@ -57,7 +58,7 @@ class _Stop:
 def train(
   cfg: TrainConfig,
   workdir: str | pathlib.Path,
-  corpus: Corpus,
+  open_corpus: Callable[[], Corpus],
   *,
   origin: dict | None = None,
   profile: bool = False,
@@ -69,20 +70,23 @@ def train(
   found before anything is compiled or written.
 
   Args:
+    open_corpus: called once the configuration has been found right; it may write.
     origin: provenance, kept in config.json.
     profile: writes a trace of a few updates to workdir/profile.
     say: takes one line for people.
   """
   workdir = pathlib.Path(workdir)
   trainer = make_trainer(cfg)
+  folders.check(workdir, cfg)
+  update = trainer.lower_update()
+  corpus = open_corpus()
   recipe = corpus.manifest.recipe
   if recipe.vocab > cfg.model.vocab:
     raise ValueError(
       f"model.vocab is {cfg.model.vocab}, less than the {recipe.vocab} tokens of the corpus."
     )
   identity = dict(tokenizer=recipe.tokenizer_hash, corpus=folders.corpus_hash(corpus))
-  folders.check(workdir, cfg, identity)
-  update = trainer.lower_update()
+  folders.check_identity(workdir, identity)
   batches = _training(trainer, corpus)
   if jax.process_index() == 0:
     folders.write(workdir, cfg, identity, origin or {})

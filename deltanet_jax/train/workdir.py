@@ -32,21 +32,27 @@ def corpus_hash(corpus: Corpus) -> str:
   return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
-def check(workdir: pathlib.Path, cfg: TrainConfig, identity: dict):
+def check(workdir: pathlib.Path, cfg: TrainConfig):
   """Refuses a folder that holds another run or something else; writes nothing."""
   path = workdir / FILE
   if not path.exists():
     if workdir.exists() and any(p.name != "corpus" for p in workdir.iterdir()):
       raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
     return
-  before = _read(path)
-  old, new = _flat(before["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
+  old, new = _flat(_read(path)["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not key.startswith(_FREE):
       raise ValueError(
         f"{workdir} was started with {key} = {old.get(key)!r}, now it is {new.get(key)!r}:"
         " use the same, or another workdir."
       )
+
+
+def check_identity(workdir: pathlib.Path, identity: dict):
+  """Refuses to go on with another corpus or tokenizer, named by their hashes."""
+  if not (workdir / FILE).exists():
+    return
+  before = _read(workdir / FILE)
   for key, value in identity.items():
     if before[key] != value:
       raise ValueError(

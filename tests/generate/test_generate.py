@@ -20,14 +20,16 @@ def model_of(name):
   return random_model(preset(name, depth=2))
 
 
+forward = jax.jit(lambda model, tokens: model(tokens))
+
+
 def greedy_by_full_forward(model, prompt, count):
   tokens = list(prompt)
-  L = len(prompt) + count
-  # One compilation: later tokens cannot change earlier logits.
-  forward = jax.jit(lambda tokens: model(tokens))
+  # One shape for all: later tokens cannot change earlier logits.
+  L = max(map(len, PROMPTS)) + count
   for _ in range(count):
     padded = jnp.asarray([tokens + [0] * (L - len(tokens))], jnp.int32)
-    tokens.append(int(forward(padded)[0, len(tokens) - 1].argmax()))
+    tokens.append(int(forward(model, padded)[0, len(tokens) - 1].argmax()))
   return tokens[len(prompt) :]
 
 

@@ -177,6 +177,9 @@ def test_wrong_tensors_are_refused(tmp_path):
   write(tensors | {"model.layers.2.attn_norm.weight": np.ones(64, np.float32)})
   with pytest.raises(ValueError, match=r"leaves no place for.*layers.2"):
     load_fla(tmp_path)
+  write(tensors | {name: tensors[name].astype(np.float16)})
+  with pytest.raises(ValueError, match=rf"{name} has dtype float16, expected float32 or bfloat16"):
+    load_fla(tmp_path)
   write(tensors | {name: tensors[name][:32].copy()})
   with pytest.raises(ValueError, match=rf"{name} has shape \[32, 64\], expected \[64, 64\]"):
     load_fla(tmp_path)

@@ -135,13 +135,13 @@ def test_a_deep_program_is_as_long_as_a_shallow_one():
 @pytest.mark.slow
 def test_compile_time_does_not_grow_with_depth():
   times = {4: [], 24: []}
-  for i, depth in enumerate((4, 24) * 3):
+  for i, depth in enumerate((4, 24) * 2):
     # Unlike earlier programs, so that nothing comes from a cache.
     lowered = lowered_step(preset("deltanet-tiny", depth=depth, vocab=250 + i))
-    start = time.perf_counter()
+    # Of the processor, all threads: what others run meanwhile does not count.
+    start = time.process_time()
     lowered.compile()
-    times[depth].append(time.perf_counter() - start)
-  print(times)
+    times[depth].append(time.process_time() - start)
   assert min(times[24]) < 1.5 * min(times[4]), times
 
 

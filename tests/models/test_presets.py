@@ -2,6 +2,7 @@
 
 import pytest
 
+from deltanet_jax.config import DeltaNetConfig
 from deltanet_jax.models import PRESETS, preset, summarize
 from deltanet_jax.models.stack import Repeat, find_repeats
 
@@ -97,7 +98,7 @@ EXPANSION = {
   "gla-1.3b": (256, 524_288),
   "deltanet-340m": (128, 131_072 + 9_216),
   "deltanet-1.3b": (128, 262_144 + 18_432),
-  "gated-deltanet-1.3b": (384, 786_432 + 18_432 * 2),
+  "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
 }
 
 
@@ -105,8 +106,7 @@ EXPANSION = {
 def test_state_expansion_is_the_papers(name):
   expansion, per_layer = EXPANSION[name]
   got = summarize(preset(name))
-  if name != "gated-deltanet-1.3b":
-    assert got.state == per_layer * preset(name).depth
+  assert got.state == per_layer * preset(name).depth
   assert got.state_expansion == expansion
 
 
@@ -140,12 +140,21 @@ def test_repeats_are_found():
     assert tuple(flat) in (layers, (a, b, a, b, a, c))
 
 
+def with_mixer(**changes):
+  mixers = {"deltanet": DeltaNetConfig(**changes)}
+  return dict(name="deltanet-tiny", mixers=mixers)
+
+
 def test_unknown_names_and_bad_settings_are_clear_errors():
   for arguments, words in (
     (dict(name="deltanet-9t"), "preset is 'deltanet-9t'"),
     (dict(name="deltanet-tiny", pattern=("gla",)), "pattern names"),
     (dict(name="deltanet-tiny", depth=0), "depth is 0"),
     (dict(name="deltanet-global-tiny", depth=2), "pattern has 4 layers"),
+    (with_mixer(implementation="cuda"), "implementation is 'cuda'"),
+    (with_mixer(chunk=48), "chunk is 48, expected a power of two"),
+    (with_mixer(conv=1), "conv is 1"),
+    (with_mixer(activation="gelu"), "activation is 'gelu'"),
   ):
     with pytest.raises(ValueError, match=words):
       preset(**arguments)

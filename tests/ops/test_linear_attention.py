@@ -55,7 +55,30 @@ def test_steps_continue():
   assert rel_rms(S, S_want) < 1e-12
 
 
-def test_wrong_arguments_are_clear_errors():
-  inputs = inputs_of(Spec(L=4, H=2, dk=8))
-  with pytest.raises(ValueError, match="chunk is 48"):
-    linear_attention(**inputs, chunk=48)
+def test_float32_products_are_exact_on_every_platform():
+  """TPU and GPU would round factors to bfloat16 or TF32; the backward must say so itself."""
+  spec = Spec(L=8, H=2, dk=8, dv=8)
+  for dtype, exact in (("float32", True), ("bfloat16", False)):
+    inputs = inputs_of(spec, dtype)
+    f = lambda x: sum(y.astype("float32").sum() for y in linear_attention(**x, chunk=4))
+    text = str(jax.make_jaxpr(jax.grad(f))(inputs))
+    products = [line for line in text.split("\n") if "precision=" in line]
+    assert products and all(("HIGHEST" in line) == exact for line in products)
+
+
+@pytest.mark.parametrize(
+  "change,words",
+  [
+    (dict(chunk=48), "chunk is 48"),
+    (dict(implementation="pallas"), "implementation is 'pallas'"),
+    (dict(k=jnp.zeros((1, 4, 2, 3))), "k has shape"),
+    (dict(v=jnp.zeros((1, 4, 3, 8))), "a multiple of 2"),
+    (dict(g=jnp.zeros((1, 4, 1))), "g has shape"),
+    (dict(S0=jnp.zeros((1, 2, 8, 7))), "S0 has shape"),
+    (dict(segment_ids=jnp.zeros((1, 3), jnp.int32)), "segment_ids has shape"),
+    (dict(q=jnp.zeros((1, 4, 2, 8), jnp.int32)), "q has dtype int32"),
+  ],
+)
+def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
+  with pytest.raises(ValueError, match=words):
+    linear_attention(**inputs_of(Spec(B=1, L=4, H=2, dk=8, dv=8)) | change)

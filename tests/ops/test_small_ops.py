@@ -118,9 +118,10 @@ def scan_by_hand(a, x, c, h, ids):
 
 
 # Chunks that do and do not divide the length, one longer than it, and single tokens.
-@pytest.mark.parametrize("L,chunk", [(11, 4), (8, 4), (11, 64), (1, 4), (3, 1)])
-@pytest.mark.parametrize("packed", [False, True])
-def test_elementwise_scan(packed, L, chunk):
+@pytest.mark.parametrize(
+  "L,chunk,packed", [(11, 4, False), (11, 4, True), (8, 4, True), (11, 64, True), (1, 4, False)]
+)
+def test_elementwise_scan(L, chunk, packed):
   # Factors of exactly 0 and 1 among others.
   a = RNG.choice([0.0, 1.0, 0.3, 0.99, 1e-30], (2, L, 3, 2))
   x, c, h0 = draw(2, L, 3, 2), draw(2, L, 2), draw(2, 3, 2)

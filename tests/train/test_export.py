@@ -14,7 +14,7 @@ from tests.train.conftest import tiny
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("export") / "run"
-  train(tiny(tokens=2 * 256), workdir, corpus, say=lambda _: None)
+  train(tiny(tokens=2 * 256), workdir, lambda: corpus, say=lambda _: None)
   return workdir
 
 

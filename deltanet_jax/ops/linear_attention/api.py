@@ -50,10 +50,10 @@ def linear_attention(
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
-  with products_for(v.dtype):
-    if implementation == "chunkwise":
-      o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, run, chunk=chunk)
-    else:
+  if implementation == "chunkwise":
+    o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, run, chunk=chunk, given=v.dtype)
+  else:
+    with products_for(v.dtype):
       o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, run)
   return o.astype(v.dtype), S
 

@@ -5,19 +5,23 @@ With b the log decay summed from the start of the chunk, a chunk that starts fro
   O = (Q e^b) S + (Q K^T * e^{b_i - b_j} * M) V,   S <- e^{b_C} S + (K e^{b_C - b})^T V.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops.precision import products_for
 
 
-def chunkwise(q, k, v, g, S0, run, *, chunk):
+def chunkwise(q, k, v, g, S0, run, *, chunk, given):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
     run: `[B L]` number of each token's document, ascending, or None.
+    given: dtype in which the values came; products are as exact as it deserves.
   """
   B, L = q.shape[:2]
   C = min(chunk, 1 << (L - 1).bit_length())
@@ -35,7 +39,8 @@ def chunkwise(q, k, v, g, S0, run, *, chunk):
       x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(B, n, C, *x.shape[2:]), 1, 0)
 
-  heads = jax.vmap(_chunk, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
+  one_head = functools.partial(_chunk, given=given)
+  heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   body = lambda S, xs: jax.vmap(heads)(S, *xs)
   inputs = jax.tree.map(split, (q, k, v, g, run))
   S, o = lax.scan(body, S0, (*inputs, carry_run))
@@ -45,38 +50,41 @@ def chunkwise(q, k, v, g, S0, run, *, chunk):
 # From here on: one chunk of one head.
 
 
-@jax.custom_vjp
-def _chunk(S, Q, K, V, g, run, carry_run):
+@functools.partial(jax.custom_vjp, nondiff_argnames=("given",))
+def _chunk(S, Q, K, V, g, run, carry_run, given):
   """(S after the chunk, O)."""
-  return _forward(S, Q, K, V, g, run, carry_run)[0]
+  return _forward(S, Q, K, V, g, run, carry_run, given)[0]
 
 
 def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _forward(S, Q, K, V, g, run, carry_run):
-  decay = decays.chunk_decay(g, run, carry_run, V.dtype)
-  P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
-  into, out, whole = (1, 1, 1) if decay is None else decay[:3]
-  result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
+def _forward(S, Q, K, V, g, run, carry_run, given):
+  with products_for(given):
+    decay = decays.chunk_decay(g, run, carry_run, V.dtype)
+    P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
+    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
+    result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
   return result, (S, Q, K, V, g, run, carry_run)
 
 
-def _backward(residuals, cotangents):
+def _backward(given, residuals, cotangents):
   """Gradients with scores and decays computed anew."""
   S, Q, K, V, g, run, carry_run = residuals
   dS, dO = cotangents
-  decay = decays.chunk_decay(g, run, carry_run, V.dtype)
-  causal = _causal(K.shape[0], K.dtype)
-  P = decays.scores(Q[None], K, decay, causal)
-  into, out, whole = (1, 1, 1) if decay is None else decay[:3]
-  E = (dO @ V.T)[None] * causal
-  dF_S, dK_S = (into * (dO @ S.T))[None], out * (V @ dS.T)
-  carried = (whole * S * dS).sum(axis=1)
-  dF, dK, dg = decays.score_gradients(g, Q[None], K, decay, P, E, dF_S, dK_S, carried)
-  dV = P[0].T @ dO + (out * K) @ dS
-  dS = whole * dS + (into * Q).T @ dO
+  # Asked for here too: the backward is traced after the forward's context has ended.
+  with products_for(given):
+    decay = decays.chunk_decay(g, run, carry_run, V.dtype)
+    causal = _causal(K.shape[0], K.dtype)
+    P = decays.scores(Q[None], K, decay, causal)
+    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
+    E = (dO @ V.T)[None] * causal
+    dF_S, dK_S = (into * (dO @ S.T))[None], out * (V @ dS.T)
+    carried = (whole * S * dS).sum(axis=1)
+    dF, dK, dg = decays.score_gradients(g, Q[None], K, decay, P, E, dF_S, dK_S, carried)
+    dV = P[0].T @ dO + (out * K) @ dS
+    dS = whole * dS + (into * Q).T @ dO
   return dS, dF[0], dK, dV, dg, None, None
 
 

@@ -1,0 +1,24 @@
+"""The flag `--config` of the entry points: a file with get_config(), its fields set one by one."""
+
+from typing import Literal
+
+from absl import app, flags
+from ml_collections import config_flags
+
+# Fields with a few named values, as `--config.model.remat=dots`; validate() knows the names.
+config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config().")
+
+
+def parse(argv: list[str]) -> list[str]:
+  """Flags as absl parses them, but a wrong configuration is told in one sentence."""
+  try:
+    return app._register_and_parse_flags_with_usage(argv)
+  except (KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as e:
+    raise SystemExit(f"--config: {e.args[0] if e.args else e}") from e
+
+
+def name() -> str:
+  """What follows the colon of `--config=file.py:name`, or the file."""
+  return flags.FLAGS["config"].serialize().removeprefix("--config=").rsplit(":", 1)[-1]
