@@ -244,7 +244,7 @@ class MeshConfig:
   sequence: int = 1  # tokens are split, and heads while they are mixed
 
   def sizes(self) -> dict[str, int]:
-    return dataclasses.asdict(self)
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def validate(self):
     for name, size in self.sizes().items():

@@ -61,8 +61,6 @@ def machine(name: str) -> Machine:
       f"target is {name!r}, expected one of {gpus} and a number as in h100x8, or one of"
       f" {list(_TPU_MEMORY)} and a shape as in v5e:16x16."
     )
-  if problem := aot.missing(chip):
-    raise ValueError(problem)
   topology = name
   if gpu:
     hosts, rest = divmod(int(gpu[2]), _GPUS_PER_HOST)
@@ -71,6 +69,8 @@ def machine(name: str) -> Machine:
         f"target is {name!r}, expected 1 to {_GPUS_PER_HOST} GPUs or a multiple of them."
       )
     topology = f"1x{hosts}x{_GPUS_PER_HOST}" if hosts else f"1x1x{rest}"
+  if problem := aot.missing(chip):
+    raise ValueError(problem)
   return Machine(name, chip, topology)
 
 

@@ -190,30 +190,37 @@ def pick(refs, has_g, has_seg):
   return g_ref, seg_ref, refs
 
 
-def _gram(k_ref, b, rows, h, blocks):
+def _gram(k_ref, b, rows, h, block):
   """K K^T and, for float32, what rounding it to float32 took away (else None).
 
   Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
   the error grows with the length, to 1e-4 after 4096 tokens.
   """
-  exact = half = 0.0
+  block = min(block, k_ref.shape[-1])
+  count = k_ref.shape[-1] // block
+  load = lambda i: k_ref[b, rows, h, pl.ds(i * block, block)]
+  chunk = rows.size
+  square = jnp.zeros((chunk, chunk), F32)
   if k_ref.dtype != F32:
-    for cols in blocks:
-      K = k_ref[b, rows, h, cols]
-      exact += dot(K, K, 1, NT)
-    return exact, None
-  largest = 0.0
-  for cols in blocks:
-    largest = jnp.maximum(largest, jnp.max(jnp.abs(k_ref[b, rows, h, cols]), axis=1))
+    return lax.fori_loop(0, count, lambda i, G: G + dot(load(i), load(i), 1, NT), square), None
+
+  def over_columns(i, largest):
+    return jnp.maximum(largest, jnp.max(jnp.abs(load(i)), axis=1))
+
   # Adding the shift rounds a row to at most 171 steps of a power of two: bfloat16 holds them, and
   # sums of up to 256 of their products are exact.
+  largest = lax.fori_loop(0, count, over_columns, jnp.zeros((chunk,), F32))
   shift = (largest * (1.5 * 2.0**16))[:, None]
-  for cols in blocks:
-    K = k_ref[b, rows, h, cols]
+
+  def over_products(i, sums):
+    K = load(i)
     coarse = (K + shift) - shift
     fine = K - coarse
-    exact += dot(coarse.astype(BF16), coarse.astype(BF16), 1, NT)
-    half += dot(fine, coarse + 0.5 * fine, FLOAT32_PASSES, NT)
+    coarse_bf16 = coarse.astype(BF16)
+    exact = sums[0] + dot(coarse_bf16, coarse_bf16, 1, NT)
+    return exact, sums[1] + dot(fine, coarse + 0.5 * fine, FLOAT32_PASSES, NT)
+
+  exact, half = lax.fori_loop(0, count, over_products, (square, square))
   small = half + half.T
   G = exact + small
   return G, (exact - G) + small
@@ -271,7 +278,7 @@ def _forward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, t
   iotas = grid_iotas(chunk, zero)
   decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
-  gram = _gram(k_ref, b, rows, hk, key_blocks)
+  gram = _gram(k_ref, b, rows, hk, tile.block_k)
   scores = decay.inside() * beta[:, None]
   X = _store_inverse(X_ref, (n, b, h), gram, scores, precision, iotas, zero)
   row_scale = beta if decay.start is None else beta * decay.start
@@ -298,7 +305,7 @@ def _intra_body(q_ref, k_ref, beta_ref, *refs, has_g, has_seg, group, scale, blo
   decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
   key_blocks = _blocks(k_ref.shape[-1], block_k)
   for X_ref in X_refs:
-    gram = _gram(k_ref, b, rows, hk, key_blocks)
+    gram = _gram(k_ref, b, rows, hk, block_k)
     scores = decay.inside() * beta[:, None]
     _store_inverse(X_ref, (n, b, h), gram, scores, precision, iotas, zero)
   P = 0.0
