@@ -303,14 +303,17 @@ def _intra_body(q_ref, k_ref, beta_ref, *refs, has_g, has_seg, group, scale, blo
   zero = opaque_zero(beta_ref[b, start, h])
   iotas = grid_iotas(chunk, zero)
   decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
-  key_blocks = _blocks(k_ref.shape[-1], block_k)
   for X_ref in X_refs:
     gram = _gram(k_ref, b, rows, hk, block_k)
     scores = decay.inside() * beta[:, None]
     _store_inverse(X_ref, (n, b, h), gram, scores, precision, iotas, zero)
-  P = 0.0
-  for cols in key_blocks:
-    P += dot(q_ref[b, rows, hk, cols], k_ref[b, rows, hk, cols], passes, NT)
+
+  def over_keys(i, P):
+    cols = pl.ds(i * block_k, block_k)
+    return P + dot(q_ref[b, rows, hk, cols], k_ref[b, rows, hk, cols], passes, NT)
+
+  P = jnp.zeros((chunk, chunk), F32)
+  P = lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, P)
   P_ref[n, b, h, :, :] = (P * decay.inside() * scale).astype(P_ref.dtype)
 
 
@@ -461,7 +464,7 @@ def intra(q, k, beta, g, seg, *, scale, chunk, inverse_precision, tile=None, int
 
   P is [N B Hv C C]; X has an axis before its last two: for float32 it is the sum of two parts.
   """
-  B, L, H, _ = k.shape
+  B, L, H, dk = k.shape
   Hv = beta.shape[2]
   kernel = "scores" if inverse_precision is None else "intra"
   tile = tile or tile_for(kernel, k)
@@ -471,7 +474,7 @@ def intra(q, k, beta, g, seg, *, scale, chunk, inverse_precision, tile=None, int
     has_seg=seg is not None,
     group=Hv // H,
     scale=scale,
-    block_k=tile.block_k,
+    block_k=min(tile.block_k, dk),
     precision=inverse_precision,
   )
   args = [x for x in (q, k, beta, g, seg) if x is not None]

@@ -1,0 +1,96 @@
+"""One update against what it should be, computed plainly."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.train import feed
+from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.optim import decayed_weights, learning_rate
+from deltanet_jax.train.step import make_trainer
+from tests.train.conftest import tiny
+
+
+def rows():
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 257, (8, 33)).astype(np.int32)
+  ids = np.cumsum(rng.random((8, 32)) < 0.1, axis=1).astype(np.int32) + 1
+  # Parts of a batch hold different numbers of targets.
+  mask = rng.random((8, 32)) < np.linspace(0.2, 1, 8)[:, None]
+  return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
+
+
+def update_once(cfg, state=None):
+  trainer = make_trainer(cfg)
+  state = trainer.lower_init().compile()() if state is None else state
+  before = jax.device_get(state)
+  after, metrics = trainer.lower_update().compile()(
+    state, feed.place(rows(), trainer.batch_shapes())
+  )
+  return trainer, before, jax.device_get(after), {name: x.item() for name, x in metrics.items()}
+
+
+@pytest.fixture(scope="module")
+def plain():
+  return update_once(tiny())
+
+
+def test_loss_gradient_and_adamw(plain):
+  trainer, before, after, metrics = plain
+  batch = {name: jnp.asarray(x) for name, x in rows().items()}
+
+  def loss(weights):
+    logits = trainer.skeleton.model(weights)(batch["tokens"], batch["segment_ids"])
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], -1)
+    return -jnp.where(batch["mask"], chosen[..., 0], 0).sum() / batch["mask"].sum()
+
+  expected, grads = jax.value_and_grad(loss)(before["weights"])
+  norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in grads.values()))
+  np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
+  np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+  opt, rate = trainer.cfg.optimizer, float(learning_rate(trainer.cfg, 0))
+  np.testing.assert_allclose(metrics["learning_rate"], rate)
+  decays = decayed_weights(trainer.skeleton.axes)
+  for name, w in before["weights"].items():
+    g = np.asarray(grads[name], np.float64) * min(1, opt.clip / norm)
+    # In Adam's first step the means are the gradient and its square.
+    direction = g / (np.abs(g) + opt.eps) + opt.weight_decay * decays[name] * w
+    sure = np.abs(g) > 1e-6  # elsewhere rounding decides
+    change = (after["weights"][name] - w)[sure]
+    np.testing.assert_allclose(change, -rate * direction[sure], rtol=2e-2, atol=1e-7)
+
+
+@pytest.mark.parametrize("changes", [dict(grad_accum=4), dict(loss_chunk=8)], ids=str)
+def test_parts_change_nothing(plain, changes):
+  _, _, expected, numbers = plain
+  _, _, after, metrics = update_once(dataclasses.replace(tiny(), **changes))
+  for name in ("loss", "grad_norm"):
+    np.testing.assert_allclose(metrics[name], numbers[name], rtol=1e-6)
+  moments = lambda state: np.concatenate([x.ravel() for x in jax.tree.leaves(state["optimizer"])])
+  error = np.linalg.norm(moments(after) - moments(expected)) / np.linalg.norm(moments(expected))
+  assert error <= 1e-5
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(plain):
+  _, before, _, _ = plain
+  weights = before["weights"] | {
+    "norm.scale": np.full_like(before["weights"]["norm.scale"], np.inf)
+  }
+  state = jax.device_put(before | {"weights": weights})
+  _, before, after, metrics = update_once(tiny(), state)
+  for part in ("weights", "optimizer"):
+    jax.tree.map(np.testing.assert_array_equal, after[part], before[part])
+  assert (metrics["skipped"], metrics["bad"], after["step"]) == (1, 1, 1)
+
+
+def test_checkpoints_that_are_kept(plain, tmp_path):
+  cfg = dataclasses.replace(tiny().checkpoint, keep=2, keep_every=4)
+  checkpoints = Checkpoints(tmp_path, cfg)
+  for step in (2, 4, 6, 8, 10, 12, 14):
+    checkpoints.save(step, jax.device_put(plain[2]), {})
+  checkpoints.wait()
+  kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+  assert kept == [4, 8, 12, 14]
