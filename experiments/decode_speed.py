@@ -47,12 +47,15 @@ class Candidate:
 
   def __init__(self, name, model, context):
     self.name, self.model, self.context = name, model, context
-    self.program_bytes = _program_bytes(model, context)
+    loop = _loop(
+      model, jax.eval_shape(lambda model: _after(model, 0, room=context), model), context
+    )
+    self.program_bytes = _program_bytes(loop, context)
     grows = _state_bytes(model, context) > _state_bytes(model, 1)
-    self.process_bytes = None if grows else _process_bytes(model, context)
+    self.process_bytes = None if grows else _process_bytes(loop, model)
     self.state_bytes = _state_bytes(model, context + _TOKENS.value)
     self.before = _after(model, context, room=_TOKENS.value)
-    self.run = decode.lower(model, self.before, _NO_STOPS, _TOKENS.value, Sampling()).compile()
+    self.run = _loop(model, self.before, _TOKENS.value)
     self.seconds = []
     self.time()
     self.seconds.clear()
@@ -97,21 +100,23 @@ def _after(model, context, room=0):
   return Decoding(state, jnp.ones((B,), jnp.int32), stopped, jax.random.key(0))
 
 
-def _program_bytes(model, count):
+def _loop(model, now, count):
+  return decode.lower(model, now, _NO_STOPS, count, Sampling()).compile()
+
+
+def _program_bytes(loop, count):
   """Memory of a loop of `count` tokens, weights and returned tokens (int32) apart."""
-  now = jax.eval_shape(lambda model: _after(model, 0, room=count), model)
-  memory = decode.lower(model, now, _NO_STOPS, count, Sampling()).compile().memory_analysis()
+  memory = loop.memory_analysis()
   returned = 4 * count * _BATCH.value
   return memory.temp_size_in_bytes + memory.output_size_in_bytes - returned
 
 
-def _process_bytes(model, count):
-  """How far the peak of the process rises over what it holds, while it decodes `count` tokens."""
-  now = _after(model, 0, room=count)
-  run = decode.lower(model, now, _NO_STOPS, count, Sampling()).compile()
+def _process_bytes(loop, model):
+  """How far the peak of the process rises over what it holds, while the loop runs from nothing."""
+  now = jax.block_until_ready(_after(model, 0))
   before = _resident("VmRSS")
   pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-  jax.block_until_ready(run(model, now, _NO_STOPS))
+  jax.block_until_ready(loop(model, now, _NO_STOPS))
   return _resident("VmHWM") - before
 
 

@@ -70,28 +70,27 @@ class Program:
         here[name] = Instruction(name, shape, op, operands, rest, bool(root))
 
   @functools.cached_property
-  def executed(self) -> list[tuple[Instruction, str, str, int]]:
-    """Every instruction with its computation, the loop body or entry around it, and how often."""
+  def executed(self) -> list[tuple[Instruction, str, int]]:
+    """Every instruction, the name of its computation, and how often it runs."""
     found = []
 
-    def walk(name, scope, times):
+    def walk(name, times):
       computation = self.computations[name]
       for x in computation.values():
-        found.append((x, name, scope, times))
+        found.append((x, name, times))
         if x.op == "while":
-          body = x.attribute("body")
-          walk(body, body, times * self._trips(x, computation))
+          walk(x.attribute("body"), times * self._trips(x, computation))
         elif x.op == "conditional":
           # Which one runs is not known here: all are counted, so this is an upper bound.
           branches = re.search(r"branch_computations=\{([^}]*)\}", x.rest)
           names = re.findall(r"%([\w.\-]+)", branches[1]) if branches else []
           names += [x.attribute(f"{w}_computation") for w in ("true", "false") if not branches]
           for branch in names:
-            walk(branch, branch, times)
+            walk(branch, times)
         elif called := x.attribute("calls") or (x.op == "call" and x.attribute("to_apply")):
-          walk(called, scope, times)
+          walk(called, times)
 
-    walk(self.entry, self.entry, 1)
+    walk(self.entry, 1)
     return found
 
   def _trips(self, loop, around) -> int:
@@ -117,7 +116,7 @@ class Program:
   def collectives(self) -> dict[str, tuple[int, int]]:
     """By kind: how many each device starts, and the bytes of the larger of operands and results."""
     found = {}
-    for x, where, scope, times in self.executed:
+    for x, where, times in self.executed:
       kind = x.op.removesuffix("-start")
       if kind not in _COLLECTIVES:
         continue
@@ -127,7 +126,7 @@ class Program:
       # What an asynchronous start returns holds its operands too.
       results = _bytes(x.shape) - (operands if x.op.endswith("-start") else 0)
       # A TPU spreads one asynchronous collective over many fusions, some of them in inner loops.
-      key = x.attribute("channel_id") if "chain_id=" in x.rest else (x.name, scope)
+      key = x.attribute("channel_id") if "chain_id=" in x.rest else len(found)
       before = found[key][1] if key in found else times
       found[key] = (kind, min(times, before), max(operands, results))
     kinds = sorted({kind for kind, _, _ in found.values()})
@@ -139,7 +138,7 @@ class Program:
   def product_flops(self) -> dict[str, int]:
     """Operations of all products but the kernels', by the wider dtype of their operands."""
     flops = collections.Counter()
-    for x, where, _, times in self.executed:
+    for x, where, times in self.executed:
       if x.op in ("dot", "convolution"):
         operands = [next(_arrays(self.computations[where][y].shape)) for y in x.operands]
         depth = (_dot_depth if x.op == "dot" else _convolution_depth)(x, operands)
@@ -151,7 +150,7 @@ class Program:
   def kernels(self) -> dict[str, int]:
     """How often each kernel is called, by its name."""
     calls = collections.Counter()
-    for x, _, _, times in self.executed:
+    for x, _, times in self.executed:
       target = re.search(r'custom_call_target="([^"]*)"', x.rest)
       if x.op == "custom-call" and target[1] in _KERNELS:
         name = re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', x.rest)

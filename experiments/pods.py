@@ -83,6 +83,9 @@ def _prepare(platform, log):
       TPU_ACCELERATOR_TYPE="v5litepod-4",
       ALLOW_MULTIPLE_LIBTPU_LOAD="1",
       TPU_LOG_DIR="disabled",
+      # Warnings too: compile_update looks for one.
+      TPU_MIN_LOG_LEVEL="1",
+      TPU_STDERR_LOG_LEVEL="1",
     )
   else:
     os.environ["PATH"] = f"{pathlib.Path(aot.ptxas()).parent}{os.pathsep}{os.environ['PATH']}"

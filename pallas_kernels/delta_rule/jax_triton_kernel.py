@@ -6,6 +6,9 @@ import jax_triton
 import triton
 import triton.language as tl
 
+from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
+from pallas_kernels.delta_rule.triton_gpu_ut import inverse_shape
+
 F32 = jnp.float32
 
 
@@ -32,11 +35,33 @@ def _dot(a, b, PASSES: tl.constexpr):
 
 
 @triton.jit
+def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
+  """K K^T and what rounding it took away, K [C, DK] float32, as triton_gpu_ut._gram."""
+  columns = tl.arange(0, BLOCK_K)[None, :]
+  largest = tl.zeros((C,), tl.float32)
+  for d in range(0, DK, BLOCK_K):
+    largest = tl.maximum(largest, tl.max(tl.abs(tl.load(keys + d + columns)), 1))
+  shift = (largest * 131072.0)[:, None]  # 2^17
+  exact = tl.zeros((C, C), tl.float32)
+  half = tl.zeros((C, C), tl.float32)
+  for d in range(0, DK, BLOCK_K):
+    K = tl.load(keys + d + columns)
+    coarse = (K + shift) - shift
+    fine = K - coarse
+    exact += _dot(coarse, tl.trans(coarse), 1)
+    half += _dot(fine, tl.trans(coarse + 0.5 * fine), 6)
+  small = half + tl.trans(half)
+  G = exact + small
+  return G, (exact - G) + small
+
+
+@triton.jit
 def _ut_kernel(
   k_ptr, v_ptr, beta_ptr, g_ptr, seg_ptr, X_ptr, W_ptr, U_ptr,
   HAS_G: tl.constexpr, HAS_SEG: tl.constexpr, B: tl.constexpr, L: tl.constexpr, H: tl.constexpr,
   HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
   BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PASSES: tl.constexpr, INVERSE: tl.constexpr,
+  PARTS: tl.constexpr,
 ):  # fmt: skip
   n, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
   hk = h // (HV // H)
@@ -62,12 +87,17 @@ def _ut_kernel(
     between = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
     inside = inside * tl.exp(tl.where(keep, between, 0.0))
     erase = erase * tl.exp(coarse + fine)
-  G = tl.zeros((C, C), tl.float32)
-  for d in range(0, DK, BLOCK_K):
-    cols = d + tl.arange(0, BLOCK_K)[None, :]
-    K = tl.load(k_ptr + (token[:, None] * H + hk) * DK + cols)
-    G += _dot(K, tl.trans(K), PASSES)
-  A = tl.where(row > column, G * inside * beta[:, None], 0.0)
+  scores = tl.where(row > column, inside * beta[:, None], 0.0)
+  keys = k_ptr + (token[:, None] * H + hk) * DK
+  if PARTS == 1:
+    G = tl.zeros((C, C), tl.float32)
+    for d in range(0, DK, BLOCK_K):
+      K = tl.load(keys + d + tl.arange(0, BLOCK_K)[None, :])
+      G += _dot(K, tl.trans(K), PASSES)
+  else:
+    G, missing = _gram(keys, C, DK, BLOCK_K)
+    missing *= scores
+  A = G * scores
   eye = tl.where(row == column, 1.0, 0.0)
   if INVERSE == 0:
     X = eye
@@ -79,28 +109,37 @@ def _ut_kernel(
     for level in range(1, LEVELS):
       A_level = tl.where(((row ^ column) >> level) == 1, A, 0.0)
       X -= _dot(_dot(X, A_level, INVERSE), X, INVERSE)
-  tl.store(X_ptr + (out * C + row) * C + column, X.to(X_ptr.dtype.element_ty))
+  X_out = X_ptr + (out * PARTS * C + row) * C + column
+  tl.store(X_out, X.to(X_ptr.dtype.element_ty))
+  if PARTS > 1:
+    rest = -_dot(X, _dot(missing, X, 3), 3)
+    tl.store(X_out + C * C, rest)
   for d in range(0, DK, BLOCK_K):
     cols = d + tl.arange(0, BLOCK_K)[None, :]
-    K = tl.load(k_ptr + (token[:, None] * H + hk) * DK + cols).to(tl.float32)
-    W = _dot(X, K * erase[:, None], PASSES)
+    K = tl.load(keys + cols).to(tl.float32) * erase[:, None]
+    W = _dot(X, K, PASSES)
+    if PARTS > 1:
+      W += _dot(rest, K, 3)
     tl.store(W_ptr + (out * C + row) * DK + cols, W.to(W_ptr.dtype.element_ty))
   for d in range(0, DV, BLOCK_V):
     cols = d + tl.arange(0, BLOCK_V)[None, :]
-    V = tl.load(v_ptr + (token[:, None] * HV + h) * DV + cols).to(tl.float32)
-    U = _dot(X, V * beta[:, None], PASSES)
+    V = tl.load(v_ptr + (token[:, None] * HV + h) * DV + cols).to(tl.float32) * beta[:, None]
+    U = _dot(X, V, PASSES)
+    if PARTS > 1:
+      U += _dot(rest, V, 3)
     tl.store(U_ptr + (out * C + row) * DV + cols, U.to(U_ptr.dtype.element_ty))
 
 
-def kernel_sizes(k_shape, v_shape, is_float32, has_g, has_seg, chunk, inverse_precision):
+def kernel_sizes(k, v, has_g, has_seg, tile, chunk, inverse_precision):
   """Compile-time arguments of _ut_kernel."""
-  B, L, H, dk = k_shape
-  Hv, dv = v_shape[2:]
+  B, L, H, dk = k.shape
+  Hv, dv = v.shape[2:]
+  is_float32 = k.dtype == F32
   inverse = {"substitution": 0, "bf16": 1, "bf16x3": 3, "bf16x6": 6}[inverse_precision]
   return dict(
     HAS_G=has_g, HAS_SEG=has_seg, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
-    LEVELS=chunk.bit_length() - 1, BLOCK_K=min(64, dk), BLOCK_V=min(64, dv),
-    PASSES=6 if is_float32 else 1, INVERSE=inverse,
+    LEVELS=chunk.bit_length() - 1, BLOCK_K=min(tile.block_k, dk), BLOCK_V=min(tile.block_v, dv),
+    PASSES=6 if is_float32 else 1, INVERSE=inverse, PARTS=2 if is_float32 else 1,
   )  # fmt: skip
 
 
@@ -111,18 +150,19 @@ def ut_transform(
   B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk
-  is_float32 = k.dtype == F32
-  sizes = kernel_sizes(
-    k.shape, v.shape, is_float32, g is not None, seg is not None, chunk, inverse_precision
-  )
+  tile = tile_for("ut_triton", k)
+  sizes = kernel_sizes(k, v, g is not None, seg is not None, tile, chunk, inverse_precision)
   unused = beta  # a pointer the kernel never reads
   return jax_triton.triton_call(
     k, v, beta, unused if g is None else g, unused if seg is None else seg,
     kernel=_ut_kernel,
-    out_shape=[jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (chunk, dk, dv)],
+    out_shape=[
+      inverse_shape(N, B, Hv, chunk, k.dtype),
+      *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
+    ],
     grid=(N, Hv, B),
-    num_warps=4,
-    num_stages=1,
+    num_warps=tile.warps,
+    num_stages=tile.stages,
     compute_capability=compute_capability,
     **sizes,
   )  # fmt: skip

@@ -80,9 +80,9 @@ def gram(K):
   """
   if K.dtype != F32:
     return matmul(K, K, NT), None
-  # Adding the shift rounds a row to at most 171 steps of a power of two: bfloat16 holds them, and
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
   # sums of up to 256 of their products are exact.
-  shift = jnp.max(jnp.abs(K), axis=1, keepdims=True) * (1.5 * 2.0**16)
+  shift = jnp.max(jnp.abs(K), axis=1, keepdims=True) * 2.0**17
   coarse = (K + shift) - shift
   fine = K - coarse
   half = matmul(fine, coarse + 0.5 * fine, NT)

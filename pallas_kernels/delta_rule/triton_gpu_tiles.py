@@ -11,9 +11,10 @@ class Tile(NamedTuple):
 
 
 _BF16 = dict(
-  intra=Tile(64, 64, 4),
+  intra=Tile(64, 64, 8),
   scores=Tile(64, 64, 4),
-  ut_fwd=Tile(64, 64, 4),
+  ut_fwd=Tile(64, 64, 8),
+  ut_triton=Tile(64, 64, 8),
   ut_bwd=Tile(32, 32, 8),
   fwd=Tile(64, 32, 4),
   states=Tile(64, 64, 4),
@@ -25,10 +26,11 @@ _F32 = dict(
   intra=Tile(32, 32, 4),
   scores=Tile(32, 32, 4),
   ut_fwd=Tile(32, 32, 4),
-  ut_bwd=Tile(32, 32, 8),
-  fwd=Tile(16, 16, 4),
+  ut_triton=Tile(32, 32, 4),
+  ut_bwd=Tile(16, 16, 8),
+  fwd=Tile(32, 16, 8),
   states=Tile(64, 32, 4),
-  dstates=Tile(32, 16, 4),
+  dstates=Tile(32, 16, 8),
   grads=Tile(16, 16, 4),
 )
 _F32_256 = _F32 | dict(fwd=Tile(64, 16, 8), states=Tile(64, 16, 4))

@@ -207,10 +207,10 @@ def _gram(k_ref, b, rows, h, block):
   def over_columns(i, largest):
     return jnp.maximum(largest, jnp.max(jnp.abs(load(i)), axis=1))
 
-  # Adding the shift rounds a row to at most 171 steps of a power of two: bfloat16 holds them, and
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
   # sums of up to 256 of their products are exact.
   largest = lax.fori_loop(0, count, over_columns, jnp.zeros((chunk,), F32))
-  shift = (largest * (1.5 * 2.0**16))[:, None]
+  shift = (largest * 2.0**17)[:, None]
 
   def over_products(i, sums):
     K = load(i)

@@ -141,8 +141,10 @@ def test_repeats_are_found():
 
 
 def with_mixer(**changes):
-  mixers = {"deltanet": DeltaNetConfig(**changes)}
-  return dict(name="deltanet-tiny", mixers=mixers)
+  mixer = DeltaNetConfig()
+  for name, value in changes.items():
+    setattr(mixer, name, value)  # as a command line does, unseen by pytest's type checks
+  return dict(name="deltanet-tiny", mixers={"deltanet": mixer})
 
 
 def test_unknown_names_and_bad_settings_are_clear_errors():

@@ -205,7 +205,7 @@ def test_golden_files_of_flash_linear_attention(name, prefix, limit, implementat
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("implementation", ["recurrent", "chunkwise"])
 def test_packed_equals_separate(gate, implementation):
-  lengths = (1, 5, 16, 1, 1, 40, 3, 33)
+  lengths = (1, 5, 16, 1, 1, 40, 5, 16)
   inputs = jax_inputs(spec_of(sum(lengths), gate, False))
   # Ids that come back, as a data pipeline may give them, are new documents.
   segment_ids = np.repeat(np.arange(len(lengths)) % 2, lengths)
@@ -216,12 +216,13 @@ def test_packed_equals_separate(gate, implementation):
   rng = np.random.default_rng(1)
   do = rng.standard_normal(inputs["v"].shape)
   dS = rng.standard_normal(packed["S"].shape)
+  run = jax.jit(lambda x: delta_rule(**x, **options))
   start = 0
   for number, length in enumerate(lengths):
     rows = slice(start, start + length)
     part = {n: x if n == "S0" else x[:, rows] for n, x in inputs.items()}
     part["S0"] = part["S0"] * float(number == 0)
-    (o, S), pull = jax.vjp(jax.jit(lambda x: delta_rule(**x, **options)), part)
+    (o, S), pull = jax.vjp(run, part)
     last = number == len(lengths) - 1
     (grads,) = pull((do[:, rows], dS * float(last)))
     assert rel_rms(packed["o"][:, rows], o) < 1e-12
@@ -346,7 +347,7 @@ def test_second_order_gradients(gate):
     jax.jvp(lambda v: delta_rule(**{**inputs, "v": v})[0], (inputs["v"],), (inputs["v"],))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
   spec=st.builds(
     Spec,

@@ -1,6 +1,7 @@
 """Kernels in interpret mode against the float64 recurrence: one body for every backend."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,15 @@ from deltanet_jax.ops import delta_rule, delta_rule_step
 from deltanet_jax.ops.delta_rule.specs import Spec
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
 from tests.ops.delta_rule_cases import jax_inputs, reference, value_and_grads
+from tests.ops.test_delta_rule import ugly_inputs
 from tests.tolerances import UGLY_REL_RMS, assert_close, rel_rms
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=16, dv=32)
+UGLY = (
+  *("identical", "identical_beta_2", "alternating", "period_8", "nearly_identical"),
+  *("zero_keys", "beta_0", "huge_values"),
+)
 # Each feature on and off, lengths 1, off and on the grid, both dtypes; interpret mode is slow to
 # compile, so not every product of them.
 CASES = [
@@ -36,30 +42,41 @@ def test_kernel_equals_recurrence(change, dtype, implementation):
   assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("kind", ["identical", "alternating", "nearly identical", "zero", "huge"])
-def test_ugly_inputs(kind, implementation):
-  inputs, _ = reference(Spec(L=96, H=1, dk=32), "float32")
-  k, beta = np.copy(inputs["k"]), np.ones_like(inputs["beta"])
-  match kind:
-    case "identical":
-      k[:] = k[:, :1]
-    case "alternating":
-      k[:, ::2], k[:, 1::2] = k[:, :1], k[:, 1:2]
-    case "nearly identical":
-      k = k[:, :1] + 1e-3 * k
-      k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    case "zero":
-      k[:] = 0
-    case "huge":
-      inputs = inputs | {"v": 1e4 * inputs["v"]}
-  rounded = lambda x: x.astype(np.float32).astype(np.float64)
-  inputs = {n: rounded(x) for n, x in (inputs | {"k": k, "beta": beta}).items()}
-  want = value_and_grads(inputs, "float64", implementation="recurrent")
-  got = value_and_grads(inputs, "float32", implementation=implementation, interpret=True, chunk=32)
-  assert all(np.isfinite(x).all() for x in got.values())
-  errors = {name: rel_rms(got[name], want[name]) for name in want}
-  assert all(e <= UGLY_REL_RMS["float32"] for e in errors.values()), errors
+@functools.cache
+def jitted(rule):
+  """o, S and every gradient for cotangents on both outputs: compiled once for all ugly inputs."""
+
+  @jax.jit
+  def run(inputs, do, dS):
+    (o, S), pull = jax.vjp(lambda x: rule(**x), inputs)
+    (grads,) = pull((do.astype(o.dtype), dS.astype(S.dtype)))
+    return dict(o=o, S=S, **{f"d{name}": x for name, x in grads.items()})
+
+  return run
+
+
+@pytest.mark.parametrize(
+  "rule",
+  [
+    functools.partial(delta_rule_tpu, interpret=True),
+    functools.partial(delta_rule_gpu, interpret=True),
+    functools.partial(delta_rule_gpu, interpret=True, fused=False),
+  ],
+  ids=["tpu", "gpu", "gpu unfused"],
+)
+def test_ugly_inputs(rule):
+  """Repeated keys and the like over 4096 tokens, where the rounding of every chunk adds up."""
+  truth = functools.partial(delta_rule, implementation="recurrent")
+  bad = {}
+  for kind in UGLY:
+    inputs = {name: x.astype(np.float32) for name, x in ugly_inputs(kind).items()}
+    rng = np.random.default_rng(1)
+    do, dS = (rng.standard_normal(inputs[name].shape) for name in ("v", "S0"))
+    wide = {name: x.astype(np.float64) for name, x in inputs.items()}
+    got, want = jitted(rule)(inputs, do, dS), jitted(truth)(wide, do, dS)
+    errors = {f"{kind} {name}": rel_rms(got[name], want[name]) for name in want}
+    bad |= {name: e for name, e in errors.items() if not e <= UGLY_REL_RMS["float32"]}
+  assert not bad, bad
 
 
 def test_tpu_interpreter_with_its_memory_model():

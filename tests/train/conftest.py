@@ -17,7 +17,7 @@ def as_users_run(tmp_path_factory):
   changes = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+    "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "programs"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
   }
   before = {name: getattr(jax.config, name) for name in changes}

@@ -23,11 +23,15 @@ MESHES = {
 }
 
 
-def config(**mesh):
-  # Four heads, two mixers, and rows in two parts.
-  model = preset("deltanet-sliding-tiny", vocab=260, depth=2, width=64, mlp_multiple=64)
+def config(name, **mesh):
+  cfg = tiny(mesh=MeshConfig(**mesh))
+  # Four heads; attention too, and rows in two parts, where everything is mixed.
+  both = name == "mixed"
+  model = preset("deltanet-sliding-tiny" if both else "deltanet-tiny", vocab=260)
+  model.depth = 2 if both else 1
   model.mixers["deltanet"].key_size = model.mixers["deltanet"].value_size = 16
-  return tiny(model=model, grad_accum=2, mesh=MeshConfig(**mesh), data=tiny().data)
+  cfg.model, cfg.grad_accum, cfg.data.batch = model, 2 if both else 1, 16
+  return cfg
 
 
 def batch():
@@ -38,20 +42,24 @@ def batch():
   return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
 
 
-def trainer_for(devices, **mesh):
-  cfg = config(**mesh)
-  cfg.data.batch = 16
-  return make_trainer(cfg, devices)
+class Machine:
+  """So many devices with a mesh, and the program of an update on them."""
 
+  def __init__(self, name, devices, **mesh):
+    self.trainer = make_trainer(config(name, **mesh), devices)
+    self._update = self.trainer.lower_update().compile()
 
-def run(trainer, state=None, updates=2):
-  """The state after some updates, and the metrics of each."""
-  state = trainer.lower_init().compile()() if state is None else state
-  update, rows = trainer.lower_update().compile(), []
-  for _ in range(updates):
-    state, metrics = update(state, feed.place(batch(), trainer.batch_shapes()))
-    rows.append({name: x.item() for name, x in metrics.items()})
-  return state, rows
+  def run(self, state, updates):
+    """The state after some updates, and the metrics of each."""
+    rows = []
+    for _ in range(updates):
+      state, metrics = self._update(state, feed.place(batch(), self.trainer.batch_shapes()))
+      rows.append({name: x.item() for name, x in metrics.items()})
+    return state, rows
+
+  def place(self, state):
+    shardings = jax.tree.map(lambda x: x.sharding, self.trainer.state_shapes())
+    return jax.device_put(state, shardings)
 
 
 def difference(state, expected, start):
@@ -69,6 +77,7 @@ def difference(state, expected, start):
 
 
 def report(name, state, rows, expected, expected_rows, start):
+  """How far a run is from the one on one device."""
   losses = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(rows, expected_rows)]
   print(json.dumps(dict(name=name, loss=max(losses), update=difference(state, expected, start))))
 
@@ -76,32 +85,32 @@ def report(name, state, rows, expected, expected_rows, start):
 def main(folder):
   devices = jax.devices()
   assert len(devices) == 8
-  alone = trainer_for(devices[:1])
-  start = jax.device_get(alone.lower_init().compile()())
-  expected, expected_rows = run(alone)
-  expected = jax.device_get(expected)
+  one, eight, expected = {}, {}, {}
+  for kind in ("plain", "mixed"):
+    one[kind] = Machine(kind, devices[:1])
+    start = jax.device_get(one[kind].trainer.lower_init().compile()())
+    state, rows = one[kind].run(one[kind].place(start), 2)
+    expected[kind] = (jax.device_get(state), rows, start)
   for name, mesh in MESHES.items():
-    trainer = trainer_for(devices, **mesh)
-    state, rows = run(trainer)
-    report(name, state, rows, expected, expected_rows, start)
+    kind = "mixed" if name == "mixed" else "plain"
+    machine = eight[name] = Machine(name, devices, **mesh)
+    state, rows = machine.run(machine.place(expected[kind][2]), 2)
+    report(name, state, rows, *expected[kind])
     if name == "fsdp":
-      sizes = {x.addressable_shards[0].data.nbytes / x.nbytes for x in jax.tree.leaves(state)}
       weights = jax.tree.leaves(state["weights"])
       per_device = sum(x.addressable_shards[0].data.nbytes for x in weights)
       print(json.dumps(dict(name="share", share=8 * per_device / sum(x.nbytes for x in weights))))
-      assert min(sizes) == 1 / 8
   # One update on four devices, saved; the second on one, on four and on eight.
-  four = trainer_for(devices[:4], data=1, fsdp=4)
-  state, rows = run(four, updates=1)
-  checkpoints = Checkpoints(pathlib.Path(folder), four.cfg.checkpoint)
+  four = Machine("four", devices[:4], data=1, fsdp=4)
+  state, rows = four.run(four.place(expected["plain"][2]), 1)
+  checkpoints = Checkpoints(pathlib.Path(folder), four.trainer.cfg.checkpoint)
   checkpoints.save(1, state, {})
   checkpoints.wait()
-  for count, mesh in ((1, {}), (4, dict(data=1, fsdp=4)), (8, dict(data=2, tensor=4))):
-    trainer = trainer_for(devices[:count], **mesh)
-    state, meta = checkpoints.restore(trainer.state_shapes())
+  for count, machine in ((1, one["plain"]), (4, four), (8, eight["tensor"])):
+    state, meta = checkpoints.restore(machine.trainer.state_shapes())
     assert meta["step"] == 1
-    state, more = run(trainer, state, updates=1)
-    report(f"restored on {count}", state, rows + more, expected, expected_rows, start)
+    state, more = machine.run(state, 1)
+    report(f"restored on {count}", state, rows + more, *expected["plain"])
 
 
 if __name__ == "__main__":

@@ -14,19 +14,19 @@ from tests.train.conftest import tiny
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("export") / "run"
-  train(tiny(tokens=2 * 256), workdir, lambda: corpus, say=lambda _: None)
+  train(tiny(), workdir, lambda: corpus, say=lambda _: None)
   return workdir
 
 
 def test_export_and_load(run, tmp_path):
   trained = load_trained(run)
-  assert trained.step == 2 and trained.config == tiny(tokens=2 * 256)
+  assert trained.step == 12 and trained.config == tiny()
   tokens = jnp.arange(12, dtype=jnp.int32)[None]
   expected = trained.model(tokens)
   save_weights(trained, tmp_path / "weights")
   save_fla(trained.model, tmp_path / "fla")
   again = load_trained(tmp_path / "weights")
-  assert again.tokenizer == trained.tokenizer and again.step == 2
+  assert again.tokenizer == trained.tokenizer and again.step == 12
   np.testing.assert_array_equal(again.model(tokens), expected)
   np.testing.assert_array_equal(load_fla(tmp_path / "fla")(tokens), expected)
   with pytest.raises(ValueError, match="is not empty"):
