@@ -15,7 +15,7 @@ def _gb(size):
 
 def _ways(row):
   """Devices that hold one copy of the weights between them."""
-  return row["devices"] // row["mesh"]["data"]
+  return row["mesh"]["fsdp"] * row["mesh"]["tensor"]
 
 
 def _excess(row):
@@ -54,6 +54,7 @@ def tell(row: dict) -> str:
   ]
   for kind, x in row["collectives"].items():
     lines.append(f"  {kind:20}{x['count']:>8,} {_gb(x['bytes']):>10} GB")
+  lines += [] if row["collectives"] else ["  none"]
   lines += [
     "kernels: " + ("  ".join(f"{name} {n:,}" for name, n in row["kernels"].items()) or "none"),
     f"FLOP of an update: {row['model_flops']:.3g} of the model (3 x forward);"

@@ -1,7 +1,6 @@
 """Machines of many GPUs or TPUs that are not here, and the training step compiled for one."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -13,7 +12,7 @@ import time
 import jax
 from jax.experimental import topologies
 
-from deltanet_jax.config import TrainConfig
+from deltanet_jax.config import DeltaNetConfig, GatedDeltaNetConfig, TrainConfig
 from deltanet_jax.models import summarize
 from deltanet_jax.train.step import make_trainer
 from experiments import ahead_of_time as aot
@@ -22,7 +21,6 @@ from experiments.hlo_costs import Program
 # Bytes of a TPU's memory. The compiler keeps a little of them, and refuses what exceeds the rest.
 _TPU_MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30, "v5p": 95 * 2**30}
 _GPUS_PER_HOST = 8
-_KERNEL = {"cuda": "pallas_gpu", "tpu": "pallas_tpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +115,9 @@ def compile_update(cfg: TrainConfig, target: Machine) -> dict:
 
 def _compile(cfg, target):
   for mixer in cfg.model.mixers.values():
-    # This process has no such device, so it would not choose the device's own kernel by itself.
-    with contextlib.suppress(AttributeError):
-      mixer.implementation = mixer.implementation or _KERNEL[target.platform]
+    # None would choose for this process, which has no such device; this, as the device would.
+    if isinstance(mixer, DeltaNetConfig | GatedDeltaNetConfig):
+      mixer.implementation = mixer.implementation or "by_platform"
   trainer = make_trainer(cfg, target.devices())
   begun = time.perf_counter()
   lowered = trainer.lower_update(lowering_platforms=(target.platform,))
@@ -128,9 +126,10 @@ def _compile(cfg, target):
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise RuntimeError(str(error).split("\n")[0]) from None
-    return row | dict(fits=False, error=_too_much(str(error)))
+    said = str(error).split("\n")[0]
+    if not said.startswith("RESOURCE_EXHAUSTED: "):
+      raise RuntimeError(said) from None
+    return row | dict(fits=False, error=said.removeprefix("RESOURCE_EXHAUSTED: "))
   row |= dict(
     compile_seconds=time.perf_counter() - begun,
     compile_cpu_seconds=sum(os.times()[:4]) - cpu_begun,  # the same on a busy machine
@@ -156,10 +155,8 @@ def _compile(cfg, target):
 
 
 def _describe(trainer, target):
-  cfg, size = (
-    trainer.cfg,
-    lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)),
-  )
+  cfg = trainer.cfg
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   summary = summarize(cfg.model, cfg.data.length)
   return dict(
     target=target.name,
@@ -177,9 +174,3 @@ def _describe(trainer, target):
     argument_bytes=size(trainer.state_shapes()) + size(trainer.batch_shapes()),
     device_memory=target.memory,
   )
-
-
-def _too_much(error):
-  """The compiler's own sentence on how much memory it would need."""
-  found = re.search(r"Used [\d.]+\w of [\d.]+\w \w+[^\n]*", error)
-  return found[0] if found else error.split("\n")[0]

@@ -1,9 +1,12 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time goes into compiling: a third of it without LLVM's optimiser. `make test-slow`
-# keeps XLA's defaults (XLA_FLAGS set but empty), so the code that users run is tested too.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Most of the time goes into compiling: a fraction of it without LLVM's optimiser and the newer
+# emitters. `make test-slow` keeps XLA's defaults (XLA_FLAGS set but empty), so the code that users
+# run is tested too.
+os.environ.setdefault(
+  "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.delta_rule import triton_gpu_ut as ut
 from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
@@ -26,8 +25,7 @@ def _dstates_body(
   # X [N B Hv parts C C], P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv]
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
   g_ref, seg_ref, (dY_ref, dstates_ref, dS0_ref) = ut.pick(refs, *flags)
-  h, j, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  hk = lax.div(h, lax.full_like(h, group))
+  j, h, b, hk = ut.program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   passes = ut.passes_for(k_ref.dtype)
@@ -36,12 +34,7 @@ def _dstates_body(
 
   def step(i, dS):
     n = chunks - 1 - i
-    start = n * chunk
-    rows = pl.ds(start, chunk)
-    beta = beta_ref[b, rows, h].astype(F32)
-    zero = ut.opaque_zero(beta_ref[b, start, h])
-    iotas = ut.grid_iotas(chunk, zero)
-    decay = ut.load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+    rows, beta, _, _, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
     KdS = 0.0
     for dS_i, keys in zip(dS, key_blocks):
       KdS += ut.dot(k_ref[b, rows, hk, keys], dS_i, passes)
@@ -79,21 +72,13 @@ def dstates(q, k, v, beta, X, P, g, seg, do, dS, *, scale, tile=None, interpret=
     block_k=min(tile.block_k, dk),
     block_v=block_v,
   )
-  args = [x for x in (q, k, beta, X, P, do, dS, g, seg) if x is not None]
-  return pl.pallas_call(
-    body,
-    grid=(Hv, dv // block_v, B),
-    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
-    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 3,
-    out_shape=[
-      jax.ShapeDtypeStruct(v.shape, k.dtype),
-      jax.ShapeDtypeStruct((X.shape[0], B, Hv, dk, dv), k.dtype),
-      jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
-    ],
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name="delta_rule_dstates",
-  )(*args)
+  out_shape = [
+    jax.ShapeDtypeStruct(v.shape, k.dtype),
+    jax.ShapeDtypeStruct((X.shape[0], B, Hv, dk, dv), k.dtype),
+    jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
+  ]
+  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret)
+  return ut.call("dstates", body, (q, k, beta, X, P, do, dS, g, seg), out_shape, **options)
 
 
 def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk, block_k, block_v):
@@ -103,15 +88,10 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
   g_ref, seg_ref, refs = ut.pick(refs, has_g, has_seg)
   P_ref, R_ref, dY_ref, do_ref, states_ref, dstates_ref, *refs = refs
   dq_ref, dk_ref, dv_ref, dbeta_ref, *dg_refs = refs
-  n, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  hk = lax.div(h, lax.full_like(h, group))
-  start = n * chunk
-  rows = pl.ds(start, chunk)
+  n, h, b, hk = ut.program_ids(group)
   dk, dv = k_ref.shape[-1], v_ref.shape[-1]
   passes = ut.passes_for(k_ref.dtype)
-  beta = beta_ref[b, rows, h].astype(F32)
-  zero = ut.opaque_zero(beta_ref[b, start, h])
-  iotas = ut.grid_iotas(chunk, zero)
+  rows, beta, _, iotas, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
   zeros = jnp.zeros((chunk,), F32)
 
   def keys(i):
@@ -119,8 +99,6 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
 
   def values(j):
     return pl.ds(j * block_v, block_v)
-
-  decay = ut.load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
 
   def over_values(j, carry):
     dP, dA, dbeta = carry
@@ -213,21 +191,13 @@ def grads(
     block_k=min(tile.block_k, dk),
     block_v=min(tile.block_v, dv),
   )
-  args = [x for x in (q, k, v, beta, g, seg, P, R, dY, do, states, dstates) if x is not None]
+  args = (q, k, v, beta, g, seg, P, R, dY, do, states, dstates)
   key_grads = jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32)
   gates = jax.ShapeDtypeStruct((B, L, Hv), F32)
   out_shape = [key_grads, key_grads, jax.ShapeDtypeStruct(v.shape, v.dtype), gates]
   out_shape += [gates] if g is not None else []
-  dq, dK, dV, dbeta, *dg = pl.pallas_call(
-    body,
-    grid=(P.shape[0], Hv, B),
-    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
-    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(out_shape),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name="delta_rule_grads",
-  )(*args)
+  options = dict(grid=(P.shape[0], Hv, B), tile=tile, interpret=interpret)
+  dq, dK, dV, dbeta, *dg = ut.call("grads", body, args, out_shape, **options)
   if group > 1:
     dq, dK = (x.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) for x in (dq, dK))
   return dq, dK, dV, dbeta.astype(beta.dtype), dg[0].astype(g.dtype) if dg else None

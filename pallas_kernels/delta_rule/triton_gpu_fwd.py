@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.delta_rule import triton_gpu_ut as ut
 from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
@@ -27,20 +26,14 @@ def _body(*refs, flags, group, scale, block_k, block_v):
   q_ref, P_ref = (None, None) if for_backward else (refs.pop(0), refs.pop(0))
   g_ref, seg_ref, refs = ut.pick(refs, has_g, has_seg)
   (S0_ref,) = refs if has_S0 else (None,)
-  h, j, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  hk = lax.div(h, lax.full_like(h, group))
+  j, h, b, hk = ut.program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   passes = ut.passes_for(k_ref.dtype)
   chunk = X_ref.shape[-1]
 
   def step(n, S):
-    start = n * chunk
-    rows = pl.ds(start, chunk)
-    beta = beta_ref[b, rows, h].astype(F32)
-    zero = ut.opaque_zero(beta_ref[b, start, h])
-    iotas = ut.grid_iotas(chunk, zero)
-    decay = ut.load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+    rows, beta, _, _, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
     KS = QS = 0.0
     for S_i, keys in zip(S, key_blocks):
       KS += ut.dot(k_ref[b, rows, hk, keys], S_i, passes)
@@ -86,17 +79,9 @@ def _call(kernel, q, k, v, beta, X, P, g, seg, S0, out_shape, *, scale, tile, in
     block_k=min(tile.block_k, dk),
     block_v=block_v,
   )
-  args = [x for x in (k, v, beta, X, q, P, g, seg, S0) if x is not None]
-  return pl.pallas_call(
-    body,
-    grid=(Hv, dv // block_v, B),
-    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
-    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name=f"delta_rule_{kernel}",
-  )(*args)
+  args = (k, v, beta, X, q, P, g, seg, S0)
+  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret)
+  return ut.call(kernel, body, args, out_shape, **options)
 
 
 def forward(q, k, v, beta, X, P, g, seg, S0, *, scale, tile=None, interpret=False):

@@ -19,7 +19,7 @@ _BF16 = dict(
   fwd=Tile(64, 32, 4),
   states=Tile(64, 64, 4),
   dstates=Tile(64, 32, 4),
-  grads=Tile(32, 32, 8),
+  grads=Tile(16, 32, 8),
 )
 _BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
 _F32 = dict(

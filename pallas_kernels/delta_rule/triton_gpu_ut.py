@@ -154,6 +154,31 @@ def load_decay(g_ref, seg_ref, b, h, start, iotas, zero):
   return Decay(inside, carried, last, whole)
 
 
+class Chunk(NamedTuple):
+  """What every kernel needs of chunk n of value head h."""
+
+  rows: pl.Slice  # its tokens
+  beta: jax.Array  # [C]
+  zero: jax.Array
+  iotas: tuple[jax.Array, jax.Array]
+  decay: Decay
+
+
+def load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk):
+  start = n * chunk
+  rows = pl.ds(start, chunk)
+  beta = beta_ref[b, rows, h].astype(F32)
+  zero = opaque_zero(beta_ref[b, start, h])
+  iotas = grid_iotas(chunk, zero)
+  return Chunk(rows, beta, zero, iotas, load_decay(g_ref, seg_ref, b, h, start, iotas, zero))
+
+
+def program_ids(group):
+  """The three ids of a program, of which one is value head h, and h's key head."""
+  h = pl.program_id(1)
+  return pl.program_id(0), h, pl.program_id(2), lax.div(h, lax.full_like(h, group))
+
+
 def scale_rows(x, factor):
   return x if factor is None or x is None else x * factor[:, None]
 
@@ -268,15 +293,9 @@ def _blocks(size, block):
 def _forward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, tile, precision):
   # k [B L H dk], v [B L Hv dv], beta [B L Hv] -> X [N B Hv C C], W [N B Hv C dk], U [N B Hv C dv]
   g_ref, seg_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_seg)
-  n, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  start = n * chunk
-  rows = pl.ds(start, chunk)
-  hk = lax.div(h, lax.full_like(h, group))
+  n, h, b, hk = program_ids(group)
   passes = passes_for(k_ref.dtype)
-  beta = beta_ref[b, rows, h].astype(F32)
-  zero = opaque_zero(beta_ref[b, start, h])
-  iotas = grid_iotas(chunk, zero)
-  decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
   gram = _gram(k_ref, b, rows, hk, tile.block_k)
   scores = decay.inside() * beta[:, None]
@@ -294,15 +313,9 @@ def _intra_body(q_ref, k_ref, beta_ref, *refs, has_g, has_seg, group, scale, blo
   # -> P = scale QK^T with masks and decays [N B Hv C C], and X likewise unless precision is None
   g_ref, seg_ref, (P_ref, *X_refs) = pick(refs, has_g, has_seg)
   chunk = P_ref.shape[-1]
-  n, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  start = n * chunk
-  rows = pl.ds(start, chunk)
-  hk = lax.div(h, lax.full_like(h, group))
+  n, h, b, hk = program_ids(group)
   passes = passes_for(k_ref.dtype)
-  beta = beta_ref[b, rows, h].astype(F32)
-  zero = opaque_zero(beta_ref[b, start, h])
-  iotas = grid_iotas(chunk, zero)
-  decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
   for X_ref in X_refs:
     gram = _gram(k_ref, b, rows, hk, block_k)
     scores = decay.inside() * beta[:, None]
@@ -321,15 +334,9 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, 
   # X, W, U, dW, dU [N B Hv C .] -> dk [B L Hv dk], dv [B L Hv dv], dbeta, dg [B L Hv]
   g_ref, seg_ref, refs = pick(refs, has_g, has_seg)
   X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref = refs[:8]
-  n, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-  start = n * chunk
-  rows = pl.ds(start, chunk)
-  hk = lax.div(h, lax.full_like(h, group))
+  n, h, b, hk = program_ids(group)
   passes = passes_for(k_ref.dtype)
-  beta = beta_ref[b, rows, h].astype(F32)
-  zero = opaque_zero(beta_ref[b, start, h])
-  iotas = grid_iotas(chunk, zero)
-  decay = load_decay(g_ref, seg_ref, b, h, start, iotas, zero)
+  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
   zeros = jnp.zeros((chunk,), F32)
   square = jnp.zeros((chunk, chunk), F32)
   block_k, block_v = min(tile.block_k, k_ref.shape[-1]), min(tile.block_v, v_ref.shape[-1])
@@ -380,9 +387,23 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_seg, group, chunk, 
   lax.fori_loop(0, key_count, over_keys, None)
 
 
-def _specs(count):
-  # Whole arrays: the bodies address [B L H d] themselves, so no transposed copy is ever made.
-  return [pl.BlockSpec(memory_space=pl.ANY)] * count
+def call(kernel, body, args, out_shape, *, grid, tile, interpret):
+  """Runs body on whole arrays, those of args that are not None.
+
+  Bodies address [B L H d] themselves, so no transposed copy is ever made.
+  """
+  args = [x for x in args if x is not None]
+  whole = pl.BlockSpec(memory_space=pl.ANY)
+  return pl.pallas_call(
+    body,
+    grid=grid,
+    in_specs=[whole] * len(args),
+    out_specs=[whole] * len(out_shape),
+    out_shape=out_shape,
+    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+    interpret=interpret,
+    name=f"delta_rule_{kernel}",
+  )(*args)
 
 
 def ut_transform(
@@ -407,20 +428,12 @@ def ut_transform(
     tile=tile,
     precision=inverse_precision,
   )
-  args = [x for x in (k, v, beta, g, seg) if x is not None]
-  return pl.pallas_call(
-    body,
-    grid=(N, Hv, B),
-    in_specs=_specs(len(args)),
-    out_specs=_specs(3),
-    out_shape=[
-      inverse_shape(N, B, Hv, chunk, k.dtype),
-      *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
-    ],
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name="delta_rule_ut_fwd",
-  )(*args)
+  out_shape = [
+    inverse_shape(N, B, Hv, chunk, k.dtype),
+    *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
+  ]
+  options = dict(grid=(N, Hv, B), tile=tile, interpret=interpret)
+  return call("ut_fwd", body, (k, v, beta, g, seg), out_shape, **options)
 
 
 def ut_transform_bwd(k, v, beta, g, seg, X, W, U, dW, dU, *, chunk, tile=None, interpret=False):
@@ -437,23 +450,15 @@ def ut_transform_bwd(k, v, beta, g, seg, X, W, U, dW, dU, *, chunk, tile=None, i
     chunk=chunk,
     tile=tile,
   )
-  args = [x for x in (k, v, beta, g, seg, X, W, U, dW, dU) if x is not None]
   gates = jax.ShapeDtypeStruct((B, L, Hv), F32)
   out_shape = [
     jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32),
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     gates,
   ] + ([gates] if g is not None else [])
-  dk_heads, dV, dbeta, *dg = pl.pallas_call(
-    body,
-    grid=(L // chunk, Hv, B),
-    in_specs=_specs(len(args)),
-    out_specs=_specs(len(out_shape)),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name="delta_rule_ut_bwd",
-  )(*args)
+  args = (k, v, beta, g, seg, X, W, U, dW, dU)
+  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
+  dk_heads, dV, dbeta, *dg = call("ut_bwd", body, args, out_shape, **options)
   dK = dk_heads.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) if group > 1 else dk_heads
   dg = dg[0].astype(g.dtype) if g is not None else None
   return dK, dV, dbeta.astype(beta.dtype), dg
@@ -477,17 +482,8 @@ def intra(q, k, beta, g, seg, *, scale, chunk, inverse_precision, tile=None, int
     block_k=min(tile.block_k, dk),
     precision=inverse_precision,
   )
-  args = [x for x in (q, k, beta, g, seg) if x is not None]
   out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)]
   if inverse_precision is not None:
     out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
-  return pl.pallas_call(
-    body,
-    grid=(L // chunk, Hv, B),
-    in_specs=_specs(len(args)),
-    out_specs=_specs(len(out_shape)),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name=f"delta_rule_{kernel}",
-  )(*args)
+  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
+  return call(kernel, body, (q, k, beta, g, seg), out_shape, **options)

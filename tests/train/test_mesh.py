@@ -12,14 +12,13 @@ import pytest
 from tests.train.mesh_worker import MESHES
 
 ROOT = pathlib.Path(__file__).parents[2]
-FLAGS = "--xla_backend_optimization_level=0"
 
 
 def launch(words, devices=1, cache=None):
   """A Python process with so many simulated devices."""
   env = os.environ | {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
+    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
   }
   if cache:
     env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
