@@ -14,9 +14,10 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not aot"
 
-# Kernels once more: interpreted, and compiled by the real TPU and GPU compilers (no device needed).
+# Kernels once more, interpreted; kernels and train steps by the real TPU and GPU compilers, without
+# a device.
 test-kernels: $(AOT_INSTALLED)
-	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest tests/pallas_kernels
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest tests/pallas_kernels tests/experiments
 
 # The whole grid of lengths, chunks, gates and documents.
 test-slow: $(INSTALLED)

@@ -34,6 +34,7 @@ def main(argv):
   out, rows = pathlib.Path(_OUT.value), []
   origin = provenance.describe() | dict(command=" ".join(sys.argv[1:]))
   try:
+    config_file.CONFIG.value.validate()
     machines = [pods.machine(target) for target in _TARGETS.value]
     for machine in machines:
       print(f"compiling for {machine.name}, minutes for a large one ...", flush=True)
@@ -43,7 +44,7 @@ def main(argv):
       with open(out, "a") as lines:
         lines.write(json.dumps(row) + "\n")
       print(pod_report.tell(row) + "\n", flush=True)
-  except (ValueError, RuntimeError) as e:
+  except (ValueError, RuntimeError, FileNotFoundError) as e:
     raise SystemExit(f"compile_ahead: {e}") from e
   print(f"{pod_report.markdown(rows)}\nadded to {out}")
 

@@ -14,8 +14,12 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config()
 def parse(argv: list[str]) -> list[str]:
   """Flags as absl parses them, but a wrong configuration is told in one sentence."""
   try:
-    return app._register_and_parse_flags_with_usage(argv)
-  except (KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as e:
+    rest = app._register_and_parse_flags_with_usage(argv)
+    _ = CONFIG.value and CONFIG.value.validate  # a file that was not found tells only now
+    return rest
+  except OSError as e:
+    raise SystemExit(f"--config: there is no such file: {str(e).split()[-1]}") from e
+  except (KeyError, AttributeError, TypeError, ValueError) as e:
     raise SystemExit(f"--config: {e.args[0] if e.args else e}") from e
 
 

@@ -39,8 +39,9 @@ class LM(nnx.Module):
   ) -> tuple[Float[Array, "B L D"], Any]:
     """Normed hidden states, and the state after the last token if one was given."""
     # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
-    table = constrain(self.embedding[...].astype(self.cfg.dtype), None, None)
-    x = constrain(table[tokens], "batch", "length", None)
+    # And in its own float32: the gradient sums over all tokens that are the same.
+    x = constrain(self.embedding[...], None, None)[tokens].astype(self.cfg.dtype)
+    x = constrain(x, "batch", "length", None)
     new = []
     for i, stack in enumerate(self.stacks):
       x, after = stack(x, segment_ids, None if state is None else state[i])

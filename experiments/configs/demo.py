@@ -22,6 +22,8 @@ MIXERS = {
 
 def get_config(mixer: str = "deltanet") -> TrainConfig:
   """`mixer` names the model: deltanet, or transformer of the same size."""
+  if mixer not in MIXERS:
+    raise ValueError(f"the demo has no model {mixer!r}, expected one of {list(MIXERS)}.")
   return TrainConfig(
     model=ModelConfig(
       vocab=257,
