@@ -14,7 +14,7 @@ F32 = jnp.float32
 
 @triton.jit
 def _dot(a, b, PASSES: tl.constexpr):
-  """a b out of 1, 3 or 6 bf16 products, as triton_gpu_ut.dot."""
+  """a b out of 1, 3 or 6 bf16 products, as triton_gpu_chunk.dot."""
   a0 = a.to(tl.bfloat16)
   b0 = b.to(tl.bfloat16)
   out = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
@@ -56,6 +56,24 @@ def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _residual(eye, A, X):
+  """I - (I + A) X, as triton_gpu_chunk.residual."""
+  A0, X0 = A.to(tl.bfloat16), X.to(tl.bfloat16)
+  rA, rX = A - A0.to(tl.float32), X - X0.to(tl.float32)
+  A1, X1 = rA.to(tl.bfloat16), rX.to(tl.bfloat16)
+  A2, X2 = (rA - A1.to(tl.float32)).to(tl.bfloat16), (rX - X1.to(tl.float32)).to(tl.bfloat16)
+  E = eye - X
+  E -= tl.dot(A0, X0)
+  E -= tl.dot(A0, X1)
+  E -= tl.dot(A1, X0)
+  E -= tl.dot(A0, X2)
+  E -= tl.dot(A1, X1)
+  E -= tl.dot(A2, X0)
+  E -= tl.dot(A1, X2)
+  return E - tl.dot(A2, X1)
+
+
+@triton.jit
 def _ut_kernel(
   k_ptr, v_ptr, beta_ptr, g_ptr, seg_ptr, X_ptr, W_ptr, U_ptr,
   HAS_G: tl.constexpr, HAS_SEG: tl.constexpr, B: tl.constexpr, L: tl.constexpr, H: tl.constexpr,
@@ -79,7 +97,7 @@ def _ut_kernel(
     erase = tl.where(seg == carried, erase, 0.0)
   inside = tl.where(keep, 1.0, 0.0)
   if HAS_G:
-    # Two parts whose differences do not cancel: see triton_gpu_ut._log_decay.
+    # Two parts whose differences do not cancel: see triton_gpu_chunk._log_decay.
     g = tl.load(g_ptr + token * HV + h).to(tl.float32)
     g_coarse = tl.floor(g * 4096.0) * (1.0 / 4096)
     coarse = tl.cumsum(g_coarse, 0)
@@ -112,7 +130,7 @@ def _ut_kernel(
   X_out = X_ptr + (out * PARTS * C + row) * C + column
   tl.store(X_out, X.to(X_ptr.dtype.element_ty))
   if PARTS > 1:
-    rest = -_dot(X, _dot(missing, X, 3), 3)
+    rest = _dot(X, _residual(eye, A, X) - _dot(missing, X, 3), 3)
     tl.store(X_out + C * C, rest)
   for d in range(0, DK, BLOCK_K):
     cols = d + tl.arange(0, BLOCK_K)[None, :]

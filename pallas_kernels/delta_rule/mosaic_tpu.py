@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.delta_rule.mosaic_tpu_bwd import backward
-from pallas_kernels.delta_rule.mosaic_tpu_fwd import INVERSE_PRECISIONS, Tile, forward
+from pallas_kernels.delta_rule.mosaic_tpu_fwd import Tile, forward
+from pallas_kernels.delta_rule.mosaic_tpu_inverse import INVERSE_PRECISIONS
 from pallas_kernels.tiling import LANES, pad_axis, round_up
 
 F32 = jnp.float32

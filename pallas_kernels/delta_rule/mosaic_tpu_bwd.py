@@ -11,18 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.mosaic_tpu_fwd import (
-  F32,
-  NT,
-  TN,
-  Decays,
-  Inverse,
-  block_specs,
-  compiler_params,
-  gram,
-  masked,
-  matmul,
-)
+from pallas_kernels.delta_rule.mosaic_tpu_fwd import Decays, block_specs, compiler_params, masked
+from pallas_kernels.delta_rule.mosaic_tpu_inverse import F32, NT, TN, Inverse, gram, matmul
 
 
 def _bwd_body(*refs, tile):
@@ -55,7 +45,9 @@ def _bwd_body(*refs, tile):
   dSd = cast(dS)
 
   KK, missing = zip(*[gram(K[h]) for h in key_heads])
-  X = [Inverse.of(X_ref[h], decays.erase(h, missing[kh(h)], D[h])) for h in heads]
+  erase = lambda x: [decays.erase(h, x[kh(h)], D[h]) for h in heads]
+  A = erase(KK) if dtype == F32 else [None] * tile.heads
+  X = [Inverse.of(X_ref[h], a, rest) for h, a, rest in zip(heads, A, erase(missing))]
   QK = [matmul(Q[h], K[h], NT) for h in key_heads]
   P = [masked(decays.lower, QK[kh(h)], D[h]).astype(dtype) for h in heads]
   KS = times([matmul(K[kh(h)], S[h]) for h in heads], 0)

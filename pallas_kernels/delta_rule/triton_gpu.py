@@ -139,7 +139,7 @@ def chunk_decays(g, seg, N, B, chunk):
   inside = jnp.where(keep, 1.0, 0.0)
   if g is not None:
     gs = by_chunks(g.astype(F32), chunk)  # [N B Hv C]
-    # Sums over the tokens in between, not differences of cumulative sums: see ut.load_decay.
+    # Sums over the tokens in between, not differences of cumulative sums, as load_decay has it.
     between = jnp.cumsum(jnp.where(np.tril(lower, -1), gs[..., None], 0.0), axis=-2)
     inside = inside * jnp.exp(between)
     start = start * jnp.exp(jnp.cumsum(gs, axis=-1))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule import triton_gpu_ut as ut
+from pallas_kernels.delta_rule import triton_gpu_chunk as gpu
 from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
 
 F32 = jnp.float32
@@ -24,32 +24,32 @@ def _dstates_body(
 ):
   # X [N B Hv parts C C], P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv]
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
-  g_ref, seg_ref, (dY_ref, dstates_ref, dS0_ref) = ut.pick(refs, *flags)
-  j, h, b, hk = ut.program_ids(group)
+  g_ref, seg_ref, (dY_ref, dstates_ref, dS0_ref) = gpu.pick(refs, *flags)
+  j, h, b, hk = gpu.program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
-  passes = ut.passes_for(k_ref.dtype)
+  passes = gpu.passes_for(k_ref.dtype)
   chunk = X_ref.shape[-1]
   chunks = k_ref.shape[1] // chunk
 
   def step(i, dS):
     n = chunks - 1 - i
-    rows, beta, _, _, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
+    rows, beta, _, _, decay = gpu.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
     KdS = 0.0
     for dS_i, keys in zip(dS, key_blocks):
-      KdS += ut.dot(k_ref[b, rows, hk, keys], dS_i, passes)
+      KdS += gpu.dot(k_ref[b, rows, hk, keys], dS_i, passes)
       dstates_ref[n, b, h, keys, cols] = dS_i.astype(dstates_ref.dtype)
     dO = do_ref[b, rows, h, cols]
-    dR = ut.dot(P_ref[n, b, h, :, :], dO, passes, ut.TN) + ut.scale_rows(KdS, decay.end)
-    dY, rest = ut.times_inverse_split(ut.load_inverse(X_ref, (n, b, h)), dR, passes, ut.TN)
+    dR = gpu.dot(P_ref[n, b, h, :, :], dO, passes, gpu.TN) + gpu.scale_rows(KdS, decay.end)
+    dY, rest = gpu.times_inverse_split(gpu.load_inverse(X_ref, (n, b, h)), dR, passes, gpu.TN)
     dY_ref[b, rows, h, cols] = dY.astype(dY_ref.dtype)
-    dO = ut.scale_rows(dO.astype(F32), decay.start) * scale
-    dZ, rest = (ut.scale_rows(ut.scale_rows(x, beta), decay.start) for x in (dY, rest))
+    dO = gpu.scale_rows(dO.astype(F32), decay.start) * scale
+    dZ, rest = (gpu.scale_rows(gpu.scale_rows(x, beta), decay.start) for x in (dY, rest))
     new = []
     for dS_i, keys in zip(dS, key_blocks):
       kept = dS_i if decay.whole is None else dS_i * decay.whole
-      kept += ut.dot(q_ref[b, rows, hk, keys], dO, passes, ut.TN)
-      new.append(kept - ut.dot(k_ref[b, rows, hk, keys], dZ, passes, ut.TN, rest))
+      kept += gpu.dot(q_ref[b, rows, hk, keys], dO, passes, gpu.TN)
+      new.append(kept - gpu.dot(k_ref[b, rows, hk, keys], dZ, passes, gpu.TN, rest))
     return tuple(new)
 
   dS = tuple(dS_ref[b, h, keys, cols] for keys in key_blocks)
@@ -78,20 +78,20 @@ def dstates(q, k, v, beta, X, P, g, seg, do, dS, *, scale, tile=None, interpret=
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret)
-  return ut.call("dstates", body, (q, k, beta, X, P, do, dS, g, seg), out_shape, **options)
+  return gpu.call("dstates", body, (q, k, beta, X, P, do, dS, g, seg), out_shape, **options)
 
 
 def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk, block_k, block_v):
   # P [N B Hv C C], R, dY, do [B L Hv dv], states, dstates [N B Hv dk dv]
   # -> dq, dk [B L Hv dk], dv [B L Hv dv], dbeta, dg? [B L Hv]
   has_g, has_seg = flags
-  g_ref, seg_ref, refs = ut.pick(refs, has_g, has_seg)
+  g_ref, seg_ref, refs = gpu.pick(refs, has_g, has_seg)
   P_ref, R_ref, dY_ref, do_ref, states_ref, dstates_ref, *refs = refs
   dq_ref, dk_ref, dv_ref, dbeta_ref, *dg_refs = refs
-  n, h, b, hk = ut.program_ids(group)
+  n, h, b, hk = gpu.program_ids(group)
   dk, dv = k_ref.shape[-1], v_ref.shape[-1]
-  passes = ut.passes_for(k_ref.dtype)
-  rows, beta, _, iotas, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
+  passes = gpu.passes_for(k_ref.dtype)
+  rows, beta, _, iotas, decay = gpu.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
   zeros = jnp.zeros((chunk,), F32)
 
   def keys(i):
@@ -105,8 +105,8 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
     cols = values(j)
     dY = dY_ref[b, rows, h, cols]
     R = R_ref[b, rows, h, cols]
-    dP += ut.dot(do_ref[b, rows, h, cols], R, passes, ut.NT)
-    dA -= ut.dot(dY, R, passes, ut.NT)
+    dP += gpu.dot(do_ref[b, rows, h, cols], R, passes, gpu.NT)
+    dA -= gpu.dot(dY, R, passes, gpu.NT)
     dY = dY.astype(F32)
     dv_ref[b, rows, h, cols] = (dY * beta[:, None]).astype(dv_ref.dtype)
     return dP, dA, dbeta + jnp.sum(dY * v_ref[b, rows, h, cols].astype(F32), axis=1)
@@ -116,18 +116,18 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
 
   def over_gram(i, G):
     K = k_ref[b, rows, hk, keys(i)]
-    return G + ut.dot(K, K, passes, ut.NT)
+    return G + gpu.dot(K, K, passes, gpu.NT)
 
   M = dP * P_ref[n, b, h, :, :].astype(F32) if has_g else None
   # From here on dP, dA and dG are gradients of Q K^T and K K^T before masks and decays.
   inside = decay.inside()
   dP = (dP * inside * scale).astype(k_ref.dtype)
-  dA = ut.strict_lower(dA * inside, iotas)
+  dA = gpu.strict_lower(dA * inside, iotas)
   G = lax.fori_loop(0, dk // block_k, over_gram, square)
   dbeta += jnp.sum(dA * G, axis=1)
   dG = dA * beta[:, None]
   if has_g:
-    dg = ut.score_gates(M + dG * G, passes, iotas)
+    dg = gpu.score_gates(M + dG * G, passes, iotas)
   dG = dG.astype(k_ref.dtype)
 
   def over_keys(i, carry):
@@ -136,24 +136,24 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
     # One accumulator per loop: three together spill.
     def product(rows_ref, columns_ref):
       def add(j, x):
-        return x + ut.dot(
-          rows_ref[b, rows, h, values(j)], columns_ref[n, b, h, keys(i), values(j)], passes, ut.NT
+        return x + gpu.dot(
+          rows_ref[b, rows, h, values(j)], columns_ref[n, b, h, keys(i), values(j)], passes, gpu.NT
         )
 
       return lax.fori_loop(0, dv // block_v, add, jnp.zeros((chunk, block_k), F32))
 
     Q = q_ref[b, rows, hk, keys(i)]
     K = k_ref[b, rows, hk, keys(i)]
-    dQ = ut.scale_rows(product(do_ref, states_ref), decay.start) * scale
+    dQ = gpu.scale_rows(product(do_ref, states_ref), decay.start) * scale
     if has_g:
       start_terms += jnp.sum(dQ * Q.astype(F32), axis=1)
-    dq_ref[b, rows, h, keys(i)] = (dQ + ut.dot(dP, K, passes)).astype(dq_ref.dtype)
-    dK_end = ut.scale_rows(product(R_ref, dstates_ref), decay.end)
+    dq_ref[b, rows, h, keys(i)] = (dQ + gpu.dot(dP, K, passes)).astype(dq_ref.dtype)
+    dK_end = gpu.scale_rows(product(R_ref, dstates_ref), decay.end)
     if has_g:
       end_terms += jnp.sum(dK_end * K.astype(F32), axis=1)
-    dK = dK_end + ut.dot(dP, Q, passes, ut.TN)
-    dK += ut.dot(dG, K, passes) + ut.dot(dG, K, passes, ut.TN)
-    dK_start = -ut.scale_rows(product(dY_ref, states_ref), decay.start)
+    dK = dK_end + gpu.dot(dP, Q, passes, gpu.TN)
+    dK += gpu.dot(dG, K, passes) + gpu.dot(dG, K, passes, gpu.TN)
+    dK_start = -gpu.scale_rows(product(dY_ref, states_ref), decay.start)
     # -e^b K S in Z, seen from dY: its part of dbeta, and with beta of the gate's gradient.
     erased += jnp.sum(dK_start * K.astype(F32), axis=1)
     dk_ref[b, rows, h, keys(i)] = (dK + dK_start * beta[:, None]).astype(dk_ref.dtype)
@@ -171,7 +171,7 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
   dbeta_ref[b, rows, h] = dbeta + erased
   if has_g:
     start_terms += erased * beta
-    dg_refs[0][b, rows, h] = dg + ut.row_gates(start_terms, end_terms, whole * decay.whole, iotas)
+    dg_refs[0][b, rows, h] = dg + gpu.row_gates(start_terms, end_terms, whole * decay.whole, iotas)
 
 
 def grads(
@@ -197,7 +197,7 @@ def grads(
   out_shape = [key_grads, key_grads, jax.ShapeDtypeStruct(v.shape, v.dtype), gates]
   out_shape += [gates] if g is not None else []
   options = dict(grid=(P.shape[0], Hv, B), tile=tile, interpret=interpret)
-  dq, dK, dV, dbeta, *dg = ut.call("grads", body, args, out_shape, **options)
+  dq, dK, dV, dbeta, *dg = gpu.call("grads", body, args, out_shape, **options)
   if group > 1:
     dq, dK = (x.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) for x in (dq, dK))
   return dq, dK, dV, dbeta.astype(beta.dtype), dg[0].astype(g.dtype) if dg else None

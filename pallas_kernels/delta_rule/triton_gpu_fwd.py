@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule import triton_gpu_ut as ut
+from pallas_kernels.delta_rule import triton_gpu_chunk as gpu
 from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
 
 F32 = jnp.float32
@@ -24,36 +24,36 @@ def _body(*refs, flags, group, scale, block_k, block_v):
   k_ref, v_ref, beta_ref, X_ref, *refs, out_ref, S_ref = refs
   has_g, has_seg, has_S0, for_backward = flags
   q_ref, P_ref = (None, None) if for_backward else (refs.pop(0), refs.pop(0))
-  g_ref, seg_ref, refs = ut.pick(refs, has_g, has_seg)
+  g_ref, seg_ref, refs = gpu.pick(refs, has_g, has_seg)
   (S0_ref,) = refs if has_S0 else (None,)
-  j, h, b, hk = ut.program_ids(group)
+  j, h, b, hk = gpu.program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
-  passes = ut.passes_for(k_ref.dtype)
+  passes = gpu.passes_for(k_ref.dtype)
   chunk = X_ref.shape[-1]
 
   def step(n, S):
-    rows, beta, _, _, decay = ut.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
+    rows, beta, _, _, decay = gpu.load_chunk(beta_ref, g_ref, seg_ref, n, b, h, chunk)
     KS = QS = 0.0
     for S_i, keys in zip(S, key_blocks):
-      KS += ut.dot(k_ref[b, rows, hk, keys], S_i, passes)
+      KS += gpu.dot(k_ref[b, rows, hk, keys], S_i, passes)
       if not for_backward:
-        QS += ut.dot(q_ref[b, rows, hk, keys], S_i, passes)
-    Y = (v_ref[b, rows, h, cols].astype(F32) - ut.scale_rows(KS, decay.start)) * beta[:, None]
-    R, rest = ut.times_inverse_split(ut.load_inverse(X_ref, (n, b, h)), Y, passes)
+        QS += gpu.dot(q_ref[b, rows, hk, keys], S_i, passes)
+    Y = (v_ref[b, rows, h, cols].astype(F32) - gpu.scale_rows(KS, decay.start)) * beta[:, None]
+    R, rest = gpu.times_inverse_split(gpu.load_inverse(X_ref, (n, b, h)), Y, passes)
     if for_backward:
       out_ref[b, rows, h, cols] = R.astype(out_ref.dtype)
       for S_i, keys in zip(S, key_blocks):
         S_ref[n, b, h, keys, cols] = S_i.astype(S_ref.dtype)
     else:
-      O = ut.scale_rows(QS, decay.start) * scale
-      O += ut.dot(P_ref[n, b, h, :, :], R, passes, rest=rest)
+      O = gpu.scale_rows(QS, decay.start) * scale
+      O += gpu.dot(P_ref[n, b, h, :, :], R, passes, rest=rest)
       out_ref[b, rows, h, cols] = O.astype(out_ref.dtype)
-    R, rest = (ut.scale_rows(x, decay.end) for x in (R, rest))
+    R, rest = (gpu.scale_rows(x, decay.end) for x in (R, rest))
     new = []
     for S_i, keys in zip(S, key_blocks):
       kept = S_i if decay.whole is None else S_i * decay.whole
-      new.append(kept + ut.dot(k_ref[b, rows, hk, keys], R, passes, ut.TN, rest))
+      new.append(kept + gpu.dot(k_ref[b, rows, hk, keys], R, passes, gpu.TN, rest))
     return tuple(new)
 
   if has_S0:
@@ -81,7 +81,7 @@ def _call(kernel, q, k, v, beta, X, P, g, seg, S0, out_shape, *, scale, tile, in
   )
   args = (k, v, beta, X, q, P, g, seg, S0)
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret)
-  return ut.call(kernel, body, args, out_shape, **options)
+  return gpu.call(kernel, body, args, out_shape, **options)
 
 
 def forward(q, k, v, beta, X, P, g, seg, S0, *, scale, tile=None, interpret=False):

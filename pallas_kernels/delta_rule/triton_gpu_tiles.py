@@ -11,7 +11,7 @@ class Tile(NamedTuple):
 
 
 _BF16 = dict(
-  intra=Tile(64, 64, 8),
+  intra=Tile(32, 32, 8),
   scores=Tile(64, 64, 4),
   ut_fwd=Tile(64, 64, 8),
   ut_triton=Tile(64, 64, 8),
@@ -33,7 +33,7 @@ _F32 = dict(
   dstates=Tile(32, 16, 8),
   grads=Tile(16, 16, 4),
 )
-_F32_256 = _F32 | dict(fwd=Tile(64, 16, 8), states=Tile(64, 16, 4))
+_F32_256 = _F32 | dict(ut_fwd=Tile(32, 32, 8), states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU: which one is not known
 # when a kernel is traced.
 TILES = {

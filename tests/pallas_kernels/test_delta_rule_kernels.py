@@ -122,11 +122,15 @@ def test_inverse_precision_is_what_it_says(precision, limit):
   narrow = {n: jnp.asarray(x, "float32") for n, x in inputs.items()}
   errors = []
   for kernel in (delta_rule_tpu, delta_rule_gpu):
-    o, _ = kernel(**narrow, chunk=64, inverse_precision=precision, interpret=True)
+    run = lambda precision: kernel(**narrow, chunk=64, inverse_precision=precision, interpret=True)[
+      0
+    ]
+    o = run(precision)
     errors.append(rel_rms(o, want["o"]))
+    if precision == "bf16":
+      # A step of Newton's method mends most of it, so only digits tell that it was applied.
+      assert not np.array_equal(o, run("bf16x6"))
   assert max(errors) < limit, errors
-  if precision == "bf16":
-    assert min(errors) > 1e-5, "one pass cannot be that exact: the precision is not applied"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Products of the TPU kernels, and (I + A)^-1: substitution in small blocks, then merges."""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.precision import bf16_parts
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+NN, NT, TN = ((1,), (0,)), ((1,), (1,)), ((0,), (0,))
+PARTS = {"bf16": 1, "bf16x3": 2, "bf16x6": 3}  # bfloat16 parts of a factor, by number of passes
+INVERSE_PRECISIONS = (*PARTS, "substitution")
+
+
+def matmul(a, b, dims=NN, parts=3, rest=None):
+  """a b with float32 sums: one pass for bfloat16 operands, six for float32 (three if parts is 2).
+
+  Split by hand rather than by `Precision.HIGHEST`: interpreted, it rounds as the chip does, the
+  sums of the leading parts are nearly exact, it takes fewer bundles, and b can have a rest.
+  """
+  dot = functools.partial(
+    lax.dot_general, dimension_numbers=(dims, ((), ())), preferred_element_type=F32
+  )
+  if a.dtype == BF16:
+    return dot(a, b)
+  a, b = bf16_parts(a, parts), bf16_parts(b, parts, rest)
+  # Smallest terms first.
+  return sum(dot(a[i], b[n - i]) for n in reversed(range(parts)) for i in range(n + 1))
+
+
+def gram(K):
+  """K K^T and, for float32, what rounding it to float32 took away (else None).
+
+  Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
+  the error grows with the length, to 1e-4 after 4096 tokens.
+  """
+  if K.dtype != F32:
+    return matmul(K, K, NT), None
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
+  # sums of up to 256 of their products are exact.
+  shift = jnp.max(jnp.abs(K), axis=1, keepdims=True) * 2.0**17
+  coarse = (K + shift) - shift
+  fine = K - coarse
+  half = matmul(fine, coarse + 0.5 * fine, NT)
+  small = half + half.T
+  exact = matmul(coarse.astype(BF16), coarse.astype(BF16), NT)
+  KK = exact + small
+  return KK, (exact - KK) + small
+
+
+def residual(A, X):
+  """I - (I + A) X, largest terms first: products of single parts cancel almost without rounding."""
+  row, column = (lax.broadcasted_iota(jnp.int32, A.shape, axis) for axis in (0, 1))
+  E = jnp.where(row == column, 1.0, 0.0) - X
+  A, X = bf16_parts(A, 3), bf16_parts(X, 3)
+  for i, j in sorted(itertools.product(range(3), repeat=2), key=sum)[:-1]:
+    E -= matmul(A[i], X[j])
+  return E
+
+
+class Inverse(NamedTuple):
+  """X = (I + A)^-1, and a rest below X's last digit, which would be lost if it were added to X."""
+
+  X: jax.Array
+  rest: jax.Array | None
+
+  @classmethod
+  def of(cls, X, A, missing):
+    """(I + A + missing)^-1 from X: a step of Newton's method, if there are missing digits."""
+    if missing is None:
+      return cls(X, None)
+    return cls(X, matmul(X, residual(A, X) - matmul(missing, X, parts=2), parts=2))
+
+  def times(self, Y, dims=NN):
+    """X Y and a rest (None if X has none), which a sum of the two would often lose as well."""
+    rest = None if self.rest is None else matmul(self.rest, Y, dims, parts=2)
+    return matmul(self.X, Y, dims), rest
+
+
+def split(x, parts):
+  """The bfloat16 parts of x as int32 words [rows/2, C].
+
+  All that follows moves or masks whole lanes, and two bfloat16 rows in a word move at once.
+  """
+  return [pltpu.bitcast(y, jnp.int32) for y in bf16_parts(x, parts)]
+
+
+def merge_inverses(X, A, n, parts):
+  """Inverses of the 2n-blocks of I + A from those of its n-blocks, both as [n, C] rows of blocks.
+
+  [[P, 0], [B, D]]^-1 = [[P^-1, 0], [-D^-1 B P^-1, D^-1]] for all blocks of all heads at once. Each
+  of the two products needs half of the contraction, and the weights' idle rows hold the next
+  bfloat16 part: a_i (b_j + b_j+1) takes one pass over one load of weights.
+
+  Args:
+    X: [n, C] float32 per head.
+    A: the parts of [C, C] per head, see `split`.
+  """
+  C = X[0].shape[1]
+  lane = lax.broadcasted_iota(jnp.int32, (n // 2, C), 1)
+  even = (lane & n) == 0
+  pairs = [(i, even & ((lane & -2 * n) == i)) for i in range(0, C, 2 * n)]
+  zero = jnp.zeros((n // 2, C), jnp.int32)
+
+  def product(x, upper, blocks):
+    # x: parts in the even lanes if upper else the odd; blocks: parts of weights for each pair.
+    own = even if upper else ~even
+    total = None
+    for j in reversed(range(0, parts, 2)):
+      weights = []
+      for w in blocks:
+        w = [w[j], w[j + 1] if j + 1 < parts else zero]
+        weights += w if upper else w[::-1]
+      lhs = []
+      for i in range(parts - j):
+        # Part i meets weight part j + 1 only while their product is above the last part's rounding.
+        other = zero
+        if i + j + 1 < parts:
+          other = jnp.take_along_axis(x[i], lane ^ n, 1, mode="promise_in_bounds")
+        lhs.append(jnp.where(own, x[i], other))
+      lhs, weights = (pltpu.bitcast(jnp.concatenate(y, axis=0), BF16) for y in (lhs, weights))
+      y = matmul(lhs, weights)
+      for i in reversed(range(parts - j)):
+        term = y[i * n : (i + 1) * n]
+        total = term if total is None else total + term
+    return total
+
+  rows = lambda a, i: a[(i + n) // 2 : (i + 2 * n) // 2]
+  B = [[[jnp.where(m, rows(y, i), zero) for y in a] for i, m in pairs] for a in A]
+  Xs = [split(x, parts) for x in X]
+  P = [[[jnp.where(m, y, zero) for y in x] for _, m in pairs] for x in Xs]
+  DB = [split(product(x, False, b), parts) for x, b in zip(Xs, B)]
+  DBP = [product(x, True, p) for x, p in zip(DB, P)]
+  even = (lax.broadcasted_iota(jnp.int32, (n, C), 1) & n) == 0
+  return [
+    jnp.concatenate([jnp.where(even, x, 0.0), jnp.where(even, -y, x)], axis=0)
+    for x, y in zip(X, DBP)
+  ]
+
+
+def inverse_by_substitution(A, base):
+  """Inverses of the base x base diagonal blocks of every I + A[h], as [base, C] rows of blocks.
+
+  Side by side, the blocks fill the lanes; a step subtracts one row from all later rows of its
+  block, its coefficients spread over the block's lanes by a lane gather. A tile is rows 8t..8t+7 of
+  every block of all heads, [heads * 8, C].
+  """
+  G, C = len(A), A[0].shape[1]
+  lane = lax.broadcasted_iota(jnp.int32, (G * 8, C), 1)
+  sub = lax.broadcasted_iota(jnp.int32, (G * 8, C), 0) & 7
+  block = lane & -base
+  tiles = range(base // 8)
+  X = [jnp.where((lane & (base - 1)) == sub + 8 * t, 1.0, 0.0) for t in tiles]
+  blocks = [jnp.concatenate([a[i : i + 8] for a in A], axis=0) for i in range(0, C, 8)]
+  coefs = blocks[: base // 8]
+  for n in range(1, C // base):
+    for t in tiles:
+      coefs[t] = jnp.where(block == n * base, blocks[n * (base // 8) + t], coefs[t])
+  for j in range(base - 1):
+    row = X[j // 8].reshape(G, 8, C)[:, j % 8 : j % 8 + 1]
+    row = jnp.broadcast_to(row, (G, 8, C)).reshape(G * 8, C)
+    for t in range((j + 1) // 8, base // 8):
+      X[t] = X[t] - jnp.take_along_axis(coefs[t], block + j, 1, mode="promise_in_bounds") * row
+  return [jnp.concatenate([x[8 * h : 8 * h + 8] for x in X], axis=0) for h in range(G)]
+
+
+def unit_lower_inverse(A, base, precision):
+  """[(I + a)^-1 for a in A], a strictly lower triangular [C, C] float32, one entry per head."""
+  C = A[0].shape[0]
+  n = min(base, C)
+  X = inverse_by_substitution(A, n)
+  if n < C:
+    A = [split(a, PARTS[precision]) for a in A]
+  while n < C:
+    X = merge_inverses(X, A, n, PARTS[precision])
+    n *= 2
+  return X
