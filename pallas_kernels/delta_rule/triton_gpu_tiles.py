@@ -23,17 +23,17 @@ _BF16 = dict(
 )
 _BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
 _F32 = dict(
-  intra=Tile(32, 32, 4),
+  intra=Tile(16, 16, 8),
   scores=Tile(32, 32, 4),
-  ut_fwd=Tile(32, 32, 4),
-  ut_triton=Tile(32, 32, 4),
+  ut_fwd=Tile(16, 16, 8),
+  ut_triton=Tile(32, 16, 4),
   ut_bwd=Tile(16, 16, 8),
   fwd=Tile(32, 16, 8),
   states=Tile(64, 32, 4),
   dstates=Tile(32, 16, 8),
   grads=Tile(16, 16, 4),
 )
-_F32_256 = _F32 | dict(ut_fwd=Tile(32, 32, 8), states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU: which one is not known
 # when a kernel is traced.
 TILES = {
