@@ -70,10 +70,11 @@ _B200 = _H100 | dict(
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A chip to compile for: `topology` of libtpu, or `gpu` facts and ptxas' `arch`."""
+  """A chip to compile for: `topology` of libtpu and `vmem`, or `gpu` facts and ptxas' `arch`."""
 
   platform: str  # as in lowering_platforms
   topology: str = "1x1x1"
+  vmem: int | None = None  # bytes, of a core
   gpu: dict | None = None
   arch: str | None = None
 
@@ -83,9 +84,9 @@ class Target:
 
 
 TARGETS = {
-  "v5e": Target("tpu", "v5e:2x2"),
-  "v6e": Target("tpu", "v6e:2x2"),
-  "v5p": Target("tpu", "v5p:2x2x1"),
+  "v5e": Target("tpu", "v5e:2x2", vmem=128 * 2**20),
+  "v6e": Target("tpu", "v6e:2x2", vmem=128 * 2**20),
+  "v5p": Target("tpu", "v5p:2x2x1", vmem=64 * 2**20),
   "h100": Target("cuda", gpu=_H100, arch="sm_90a"),
   "a100": Target("cuda", gpu=_A100, arch="sm_80"),
   "b200": Target("cuda", gpu=_B200, arch="sm_100a"),
@@ -230,23 +231,32 @@ def _grids(jaxpr):
         yield from _grids(inner)
 
 
-def tpu_bundles(compiled: Compiled, kernel: str) -> dict:
-  """VLIW bundles of one grid step, and its matrix instructions by the dtype of their operands.
+def tpu_resources(compiled: Compiled, kernel: str) -> dict:
+  """VLIW bundles of one grid step, its matrix instructions by the dtype of their operands, VMEM.
 
-  A lower bound on cycles. A loop inside the kernel would count once: `loops` says there is one.
+  Bundles are a lower bound on cycles. A loop inside the kernel would count once: `loops` says there
+  is one. VMEM holds windows (twice, to load ahead), scratch and what registers spill.
   """
-  (path,) = [
-    p for p in compiled.files
-    if kernel in p.name and re.search(r"\d-final_bundles\.txt$", p.name)
-  ]  # fmt: skip
-  text = path.read_text()
+
+  def read(stage):
+    pattern = rf"{kernel}.*\d-{stage}\.txt$"
+    (path,) = [p for p in compiled.files if re.search(pattern, p.name)]
+    return path.read_text()
+
+  text = read("final_bundles")
   # "0x1f LB: >> { ... }": one angle bracket per loop around the bundle, the grid's the first.
   depths = [
     m[1].count(">") for m in re.finditer(r"^ *(?:0x)?[0-9a-f]+ +(?:\w\w)? *:([ >]*)\{", text, re.M)
   ]
+  # "#allocation5 [shape = '...', space=vmem, size = 0x80000, scoped, tag = 'input window ...']"
+  allocations = re.findall(
+    r"^ *#allocation\w+ \[.*space=vmem, size = (0x[0-9a-f]+).*?tag = '(.*)'", read("post-ra"), re.M
+  )
   return dict(
     bundles=sum(depth > 0 for depth in depths),
     loops=max(depths) > 1,
+    vmem_bytes=sum(int(size, 16) for size, _ in allocations),
+    spill_bytes=sum(int(size, 16) for size, tag in allocations if tag.startswith("spilled")),
     products=dict(collections.Counter(re.findall(r"= vmatmul[\w.]*?\.([a-z]+\d+)\b", text))),
   )
 

@@ -167,7 +167,7 @@ def measure(target: str, case: Case) -> list[dict]:
   rows = []
   for kernel in kernels:
     if platform == "tpu":
-      found = aot.tpu_bundles(compiled, kernel)
+      found = aot.tpu_resources(compiled, kernel)
       steps = math.prod(compiled.grids[kernel])
       found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
     else:

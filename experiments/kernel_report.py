@@ -1,7 +1,8 @@
 """What the real compilers make of every kernel, for chips that are not here: counts, not timings.
 
-Bundles per token and head (TPU); registers, spilled and shared bytes (GPU); HBM bytes of a kernel
-and of the whole program around it, over the least that its pass must move; CPU seconds to compile.
+Bundles per token and head, bytes of VMEM (TPU); registers, bytes of shared memory (GPU); bytes that
+registers spill (on TPU into VMEM); HBM bytes of a kernel and of the whole program around it, over
+the least that its pass must move; CPU seconds to compile.
 Needs `pip install -e .[aot]`. Head size 128 alone, on five targets, took ten minutes on two cores.
 
   python -m experiments.kernel_report --target=v5e --target=h100
@@ -44,6 +45,7 @@ _COLUMNS = {
   "registers": ("registers", str),
   "spilled": ("spill_bytes", str),
   "shared": ("shared_bytes", str),
+  "VMEM": ("vmem_bytes", str),
   "bytes/min": ("bytes_over_minimum", "{:.2f}".format),
   "program/min": ("program_bytes_over_minimum", "{:.2f}".format),
   "cpu s": ("compile_cpu_seconds", "{:.1f}".format),

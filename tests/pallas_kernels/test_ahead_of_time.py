@@ -5,6 +5,7 @@ import pytest
 from experiments import ahead_of_time as aot
 from experiments import kernel_programs
 from experiments.hlo_bytes import hbm_bytes
+from pallas_kernels.tiling import TPU_VMEM_LIMIT
 
 # Issue 3: bundles per token and head of the forward at most; spills none on H100.
 BUNDLES = {"v5e": 9.0, "v6e": 7.0}
@@ -32,6 +33,7 @@ def test_tpu_kernels_compile(target):
   rows = {row["program"]: row for row in report(target, "plain")}
   forward = rows["forward"]["bundles_per_token_head"]
   assert not any(row["loops"] for row in rows.values())
+  assert all(row["vmem_bytes"] <= TPU_VMEM_LIMIT for row in rows.values())
   assert forward <= BUNDLES[target]
   assert rows["backward"]["bundles_per_token_head"] <= BACKWARD_OVER_FORWARD * forward
   for program in ("forward", "step"):
