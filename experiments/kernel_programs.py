@@ -41,7 +41,8 @@ class Case:
 
   program: str
   dtype: str
-  head_size: int
+  head_size: int  # dk
+  value_size: int  # dv
   chunk: int | None
   inputs: str
 
@@ -71,13 +72,13 @@ def _bytes(*trees):
 
 
 def _arrays(case):
-  d, dtype = case.head_size, jnp.dtype(case.dtype)
-  tokens = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS, d), dtype)
+  dk, dv = case.head_size, case.value_size
+  tokens = lambda d: jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS, d), jnp.dtype(case.dtype))
   gates = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS), jnp.float32)
-  arrays = dict(q=tokens, k=tokens, v=tokens, beta=gates)
+  arrays = dict(q=tokens(dk), k=tokens(dk), v=tokens(dv), beta=gates)
   if case.inputs == "plain":
     return arrays, None
-  arrays |= dict(g=gates, S0=jax.ShapeDtypeStruct((BATCH, HEADS, d, d), jnp.float32))
+  arrays |= dict(g=gates, S0=jax.ShapeDtypeStruct((BATCH, HEADS, dk, dv), jnp.float32))
   return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
 
 
@@ -105,12 +106,14 @@ def _sequence(rule, case):
 
 
 def _step(rule, case):
-  d, dtype = case.head_size, jnp.dtype(case.dtype)
-  token = jax.ShapeDtypeStruct((SEQUENCES, HEADS, d), dtype)
+  dk, dv = case.head_size, case.value_size
+  key, value = (
+    jax.ShapeDtypeStruct((SEQUENCES, HEADS, d), jnp.dtype(case.dtype)) for d in (dk, dv)
+  )
   gate = jax.ShapeDtypeStruct((SEQUENCES, HEADS), jnp.float32)
-  S = jax.ShapeDtypeStruct((SEQUENCES, HEADS, d, d), jnp.float32)
-  args = (token, token, token, gate, S, gate if case.inputs == "full" else None)
-  return Program(rule, args, _bytes(args, token, S), SEQUENCES * HEADS, donate=(4,))
+  S = jax.ShapeDtypeStruct((SEQUENCES, HEADS, dk, dv), jnp.float32)
+  args = (key, key, value, gate, S, gate if case.inputs == "full" else None)
+  return Program(rule, args, _bytes(args, value, S), SEQUENCES * HEADS, donate=(4,))
 
 
 def _ut(case, capability):

@@ -26,7 +26,8 @@ _TARGETS = flags.DEFINE_multi_enum(
 _DTYPES = flags.DEFINE_multi_enum(
   "dtype", ["bfloat16", "float32"], ["bfloat16", "float32"], "Dtype of q, k, v."
 )
-_HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size dk = dv.")
+_HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size of keys.")
+_VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
   "inputs", ["plain", "full"], ["plain", "full"],
@@ -38,7 +39,8 @@ _COLUMNS = {
   "program": ("program", str),
   "kernel": ("kernel", str),
   "dtype": ("dtype", str),
-  "d": ("head_size", str),
+  "dk": ("head_size", str),
+  "dv": ("value_size", str),
   "chunk": ("chunk", str),
   "inputs": ("inputs", str),
   "bundles": ("bundles_per_token_head", "{:.2f}".format),
@@ -58,12 +60,13 @@ def cases(target: str) -> list[kernel_programs.Case]:
   axes = itertools.product(
     kernel_programs.PROGRAMS[platform],
     _DTYPES.value,
-    _HEAD_SIZES.value,
+    ((d, _VALUE_SIZE.value or d) for d in _HEAD_SIZES.value),
     _CHUNKS.value or [kernel_programs.CHUNKS[platform]],
     _INPUTS.value,
   )
   # A decoding step has no chunks.
-  return list(dict.fromkeys(kernel_programs.Case(*x).normal(target) for x in axes))
+  cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
+  return list(dict.fromkeys(case.normal(target) for case in cases))
 
 
 def measure(targets: list[str]):
@@ -72,7 +75,7 @@ def measure(targets: list[str]):
     for target in targets:
       with aot.Worker(target) as worker:
         for case in cases(target):
-          size = f"{case.dtype} {case.head_size} {case.inputs}"
+          size = f"{case.dtype} {case.head_size} x {case.value_size} {case.inputs}"
           bar.set_description(f"{target} {case.program} {size}")
           try:
             yield worker.call(kernel_programs.measure, target, case)
@@ -88,7 +91,7 @@ def markdown(target: str, rows: list[dict]) -> str:
   lines = [list(columns), ["---"] * len(columns)]
   for row in rows:
     cells = [show(row[key]) if row.get(key) is not None else "" for key, show in columns.values()]
-    lines.append(cells if row["compiles"] else [*cells[:6], row["error"]])
+    lines.append(cells if row["compiles"] else [*cells[:7], row["error"]])
   return f"### {target}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.mosaic_tpu_bwd import backward
 from pallas_kernels.delta_rule.mosaic_tpu_fwd import Tile, forward
 from pallas_kernels.delta_rule.mosaic_tpu_inverse import INVERSE_PRECISIONS
@@ -185,19 +186,11 @@ def delta_rule_tpu(
   Returns:
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
-  H, Hv = q.shape[2], v.shape[2]
-  if Hv % H:
-    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
-  if not q.dtype == k.dtype == v.dtype or q.dtype not in (jnp.float32, jnp.bfloat16):
-    raise ValueError(f"q, k, v must share bfloat16 or float32: {q.dtype}, {k.dtype}, {v.dtype}")
-  if g is not None and g.ndim != 3:
-    raise ValueError(
-      'a vector decay g needs implementation="chunkwise"; this kernel takes [B L Hv]'
-    )
+  check_inputs(q, k, v, beta, g)
   tile = choose_tile(
     q.shape[1],
-    H,
-    Hv,
+    q.shape[2],
+    v.shape[2],
     _padded_size(q.shape[3]),
     _padded_size(v.shape[3]),
     q.dtype,

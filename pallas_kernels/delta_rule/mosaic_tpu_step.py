@@ -8,6 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.delta_rule.checks import check_inputs
+
 F32 = jnp.float32
 BLOCK_BYTES = 2**20  # of state per program: long enough transfers, four buffers in VMEM
 MAX_UNROLLED = 16  # heads of a program, over its sequences
@@ -64,10 +66,7 @@ def delta_rule_step_tpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interp
   """
   B, H, dk = q_t.shape
   Hv, dv = v_t.shape[1:]
-  if Hv % H:
-    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
-  if g_t is not None and g_t.ndim != 2:
-    raise ValueError('a vector decay g needs implementation="chunkwise"; this kernel takes [B Hv]')
+  check_inputs(q_t, k_t, v_t, beta_t, g_t)
   n, G = _choose_block(B, H, Hv, dk, dv)
   ratio, J = Hv // H, Hv // G
   key_heads = max(G // ratio, 1)

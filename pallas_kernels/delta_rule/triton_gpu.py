@@ -17,6 +17,7 @@ from jax import lax
 from pallas_kernels.delta_rule import triton_gpu_bwd as bwd
 from pallas_kernels.delta_rule import triton_gpu_fwd as fwd
 from pallas_kernels.delta_rule import triton_gpu_ut as ut
+from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.triton_gpu_tiles import MAX_CHUNK
 from pallas_kernels.tiling import pad_axis, round_up
 
@@ -181,18 +182,11 @@ def power_of_two(size):
 
 def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   """Pads to whole chunks and power-of-two head sizes; counts segments from 0."""
-  H, dk = k.shape[2:]
-  Hv, dv = v.shape[2:]
-  if g is not None and g.ndim == 4:
-    raise ValueError('the GPU kernels take a scalar g [B L Hv]; use implementation="chunkwise"')
-  if Hv % H:
-    raise ValueError(f"value heads ({Hv}) must be a multiple of key heads ({H})")
-  if dk > 256 or dv > 256:
-    raise ValueError(f"head sizes up to 256 are supported, got {dk=} {dv=}")
+  check_inputs(q, k, v, beta, g)
   if chunk & (chunk - 1) or chunk < 16:
     raise ValueError(f"chunk must be a power of two of at least 16, got {chunk}")
   L = round_up(q.shape[1], chunk)
-  pk, pv = power_of_two(dk), power_of_two(dv)
+  pk, pv = power_of_two(k.shape[3]), power_of_two(v.shape[3])
   q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
   beta = pad_axis(beta, 1, L)

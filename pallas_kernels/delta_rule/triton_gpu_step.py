@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.tiling import pad_axis
 
 F32 = jnp.float32
@@ -41,6 +42,7 @@ def delta_rule_step_gpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interp
     beta_t, g_t: [B Hv].
     S: [B Hv dk dv] float32; its buffer is reused for the new state.
   """
+  check_inputs(q_t, k_t, v_t, beta_t, g_t)
   B, H, dk = k_t.shape
   Hv, dv = v_t.shape[1:]
   pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)

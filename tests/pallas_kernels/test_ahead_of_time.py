@@ -21,7 +21,7 @@ def report(target, inputs, dtype="bfloat16"):
   rows = []
   with aot.Worker(target) as worker:
     for program in kernel_programs.PROGRAMS[platform]:
-      case = kernel_programs.Case(program, dtype, 128, chunk, inputs).normal(target)
+      case = kernel_programs.Case(program, dtype, 128, 128, chunk, inputs).normal(target)
       rows += worker.call(kernel_programs.measure, target, case)
   assert not [(row["kernel"], row["error"]) for row in rows if not row["compiles"]]
   return rows

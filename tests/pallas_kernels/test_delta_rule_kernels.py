@@ -31,6 +31,7 @@ CASES = [
   (dict(packed=True), "bfloat16"),
   (dict(gate="scalar"), "bfloat16"),
   (dict(L=33, dk=64, dv=64, Hv=1, max_beta=2.0), "float32"),
+  (dict(L=20, dk=200, dv=500, Hv=1), "float32"),
 ]
 
 
@@ -131,20 +132,25 @@ def test_gate_per_channel_is_refused(implementation):
     delta_rule(**inputs, implementation=implementation)
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_wide_heads_are_refused(implementation):
+  inputs = jax_inputs(dataclasses.replace(SPEC, L=2, dv=513), dtype="float32")
+  with pytest.raises(ValueError, match="values of up to 512 channels, got 16 and 513"):
+    delta_rule(**inputs, implementation=implementation, interpret=True)
+
+
 @pytest.mark.parametrize("precision,limit", [("bf16", 2e-2), ("bf16x3", 2e-5), ("bf16x6", 2e-6)])
 def test_inverse_precision_is_what_it_says(precision, limit):
   inputs, want = reference(Spec(L=64, H=1, dk=32), "float32")
   narrow = {n: jnp.asarray(x, "float32") for n, x in inputs.items()}
   errors = []
   for kernel in (delta_rule_tpu, delta_rule_gpu):
-    run = lambda precision: kernel(**narrow, chunk=64, inverse_precision=precision, interpret=True)[
-      0
-    ]
-    o = run(precision)
+    run = functools.partial(kernel, **narrow, chunk=64, interpret=True)
+    o, _ = run(inverse_precision=precision)
     errors.append(rel_rms(o, want["o"]))
     if precision == "bf16":
       # A step of Newton's method mends most of it, so only digits tell that it was applied.
-      assert not np.array_equal(o, run("bf16x6"))
+      assert not np.array_equal(o, run(inverse_precision="bf16x6")[0])
   assert max(errors) < limit, errors
 
 

@@ -20,6 +20,7 @@ from deltanet_jax.ops.checks import (
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 from deltanet_jax.ops.precision import products_for
 from deltanet_jax.ops.segments import runs
+from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
 
 Implementation = Literal[
   "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
@@ -111,7 +112,8 @@ def _kernel_serves(q, k, v, g, S0):
   """Whether the kernels take these inputs: one dtype, bfloat16 or float32, no gate per channel."""
   narrow = q.dtype == k.dtype == v.dtype and v.dtype in (jnp.bfloat16, jnp.float32)
   wide = S0 is not None and S0.dtype == jnp.float64
-  return narrow and not wide and (g is None or g.ndim == 3) and max(q.shape[3], v.shape[3]) <= 256
+  small = q.shape[3] <= MAX_KEY_SIZE and v.shape[3] <= MAX_VALUE_SIZE
+  return narrow and not wide and small and (g is None or g.ndim == 3)
 
 
 def _kernel(implementation, q, k, v, beta, *, interpret=False, **options):
