@@ -49,9 +49,12 @@ class LM(nnx.Module):
     return self.norm(x), None if state is None else new
 
   def logits(self, x: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
-    """Logits in float32 (float64 for a float64 model)."""
+    return head_logits(x, self.head_kernel())
+
+  def head_kernel(self) -> Float[Array, "D V"]:
+    """The head's weights, whole but for a split of the vocabulary."""
     kernel = self.embedding[...].T if self.head is None else self.head.kernel[...]
-    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
+    return constrain(kernel, None, "vocab")
 
   def init_state(self, batch: int, max_length: int) -> Any:
     """The decode state before any token; rows of up to `max_length` tokens if it has attention."""
@@ -69,6 +72,11 @@ class LM(nnx.Module):
     """Goes on by one token."""
     x, state = self.features(tokens[:, None], None, state)
     return self.logits(x[:, 0]), state
+
+
+def head_logits(x: Float[Array, "*b D"], kernel: Float[Array, "D V"]) -> Float[Array, "*b V"]:
+  """Logits in float32 (float64 for a float64 model)."""
+  return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
 
 
 def logical_axes(model: LM) -> dict[tuple, tuple[str | None, ...]]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.models import LM
+from deltanet_jax.models.lm import head_logits
 from deltanet_jax.train.optim import decayed_weights, learning_rate, make_optimizer
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
 
@@ -35,11 +36,13 @@ def token_losses(
   x = sharding.constrain(x, "batch", "length", None)
   B, L = batch["tokens"].shape
   parts = -(-L // loss_chunk) if L % min(loss_chunk, L) == 0 else 1
+  # Here, not in each part, where it would be gathered three times and its gradient scattered.
+  kernel = model.head_kernel()
 
   @jax.checkpoint
   def part(total, xs):
     x, targets, mask = xs
-    logits = sharding.constrain(model.logits(x), "batch", "length", "vocab")
+    logits = sharding.constrain(head_logits(x, kernel), "batch", "length", "vocab")
     # A sum over the vocabulary, not a lookup: that would gather it where it is split.
     vocab = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
     right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)
