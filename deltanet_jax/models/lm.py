@@ -1,8 +1,10 @@
 """The language model: embedding, layers, norm and head."""
 
 import dataclasses
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -74,9 +76,29 @@ class LM(nnx.Module):
     return self.logits(x[:, 0]), state
 
 
-def head_logits(x: Float[Array, "*b D"], kernel: Float[Array, "D V"]) -> Float[Array, "*b V"]:
-  """Logits in float32 (float64 for a float64 model)."""
+@jax.custom_vjp
+def head_logits(x, kernel):
+  """Logits [.. V] in float32 (float64 for a float64 model), x [.. D] by kernel [D V] in x's dtype.
+
+  The backward multiplies in it as well: by itself it would take the gradient of the logits, and so
+  both products, in float32, a fifteenth of a GPU's speed.
+  """
   return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
+
+
+def _head_logits_fwd(x, kernel):
+  return head_logits(x, kernel), (x, kernel)
+
+
+def _head_logits_bwd(residuals, d):
+  x, kernel = residuals
+  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
+  d = d.astype(x.dtype)
+  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
+  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
+
+
+head_logits.defvjp(_head_logits_fwd, _head_logits_bwd)
 
 
 def logical_axes(model: LM) -> dict[tuple, tuple[str | None, ...]]:

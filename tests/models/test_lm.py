@@ -1,6 +1,7 @@
 """The language model: scanned equals unrolled, decoding equals the forward, compiled once."""
 
 import dataclasses
+import re
 import time
 
 import jax
@@ -14,8 +15,9 @@ from jax import lax
 from deltanet_jax.config import DeltaNetConfig, GatedDeltaNetConfig
 from deltanet_jax.models import LM, PRESETS, build, logical_axes, preset
 from deltanet_jax.models.build import abstract
+from deltanet_jax.models.lm import head_logits
 from tests.models.cases import random_model
-from tests.tolerances import rel_rms
+from tests.tolerances import assert_close, rel_rms
 
 B, L = 2, 19
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (B, L)), jnp.int32)
@@ -146,6 +148,25 @@ def test_compile_time_does_not_grow_with_depth():
 
 
 # What the delta rule becomes on each platform, forward and backward.
+def test_head_multiplies_in_the_models_dtype():
+  """Products of bfloat16 in both directions, float32 sums; gradients near those of float64."""
+  rng = np.random.default_rng(0)
+  shapes = (3, 5, 32), (32, 48), (3, 5, 48)
+  x, kernel, d = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
+
+  def grads(x, kernel):
+    logits, pull = jax.vjp(head_logits, x, kernel)
+    return logits, *pull(d.astype(logits.dtype))
+
+  narrow = x.astype("bfloat16"), kernel.astype("float32")
+  names = ("logits", "dx", "dkernel")
+  assert_close(*(dict(zip(names, grads(*args))) for args in (narrow, (x, kernel))), "bfloat16")
+  assert [y.dtype for y in grads(*narrow)] == ["float32", "bfloat16", "float32"]
+  text = jax.jit(grads).lower(*narrow).as_text()
+  factors = re.findall(r"dot_general.*: \((.*)\) ->", text)
+  assert len(factors) == 3 and not any("f32" in x for x in factors), factors
+
+
 KERNELS = {
   "cuda": ("delta_rule_fwd", "delta_rule_grads"),
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),
