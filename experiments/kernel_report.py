@@ -5,7 +5,7 @@ registers spill (on TPU into VMEM); HBM bytes of a kernel and of the whole progr
 the least that its pass must move; CPU seconds to compile.
 Needs `pip install -e .[aot]`. Head size 128 alone, on five targets, took ten minutes on two cores.
 
-  python -m experiments.kernel_report --target=v5e --target=h100
+  python -m experiments.kernel_report --target=v5e --target=h100 --errors
   python -m experiments.kernel_report --target=v6e --head_size=128 --dtype=bfloat16 --chunk=64
 """
 
@@ -18,7 +18,7 @@ from absl import app, flags
 from tqdm import tqdm
 
 from experiments import ahead_of_time as aot
-from experiments import kernel_programs, provenance
+from experiments import kernel_errors, kernel_programs, kernel_tables, provenance
 
 _TARGETS = flags.DEFINE_multi_enum(
   "target", list(aot.TARGETS), list(aot.TARGETS), "Chip; repeat the flag for several."
@@ -33,6 +33,9 @@ _INPUTS = flags.DEFINE_multi_enum(
   "inputs", ["plain", "full"], ["plain", "full"],
   "plain: q, k, v, beta; full: with g, S0 and segments.",
 )  # fmt: skip
+_ERRORS = flags.DEFINE_bool(
+  "errors", False, "Also the error of every precision of the inverse, interpreted here; 2 minutes."
+)
 _OUT = flags.DEFINE_string("out", "results/kernel_report", "Folder for JSON lines and tables.")
 
 _COLUMNS = {
@@ -95,6 +98,11 @@ def markdown(target: str, rows: list[dict]) -> str:
   return f"### {target}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def measure_errors():
+  for case in tqdm(kernel_errors.cases(), unit="case", desc="errors"):
+    yield kernel_errors.measure(case)
+
+
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
@@ -110,7 +118,10 @@ def main(argv):
     for found in measure(targets):
       rows += [row | began for row in found]
       lines.writelines(json.dumps(row) + "\n" for row in rows[-len(found) :])
-  (out / "kernels.md").write_text("\n".join(markdown(x, rows) for x in targets))
+    errors = [row | began for row in (measure_errors() if _ERRORS.value else ())]
+    lines.writelines(json.dumps(row) + "\n" for row in errors)
+  tables = [markdown(x, rows) for x in targets] + [kernel_tables.error_table(errors)] * bool(errors)
+  (out / "kernels.md").write_text("\n".join(tables))
   print((out / "kernels.md").read_text())
   failed = sum(not row["compiles"] for row in rows)
   print(f"{len(rows)} kernels, {failed} did not compile; wrote {out}/kernels.jsonl and kernels.md")

@@ -41,6 +41,22 @@ def test_tpu_kernels_compile(target):
 
 
 @pytest.mark.aot
+def test_float32_products_take_six_passes_on_tpu():
+  """The matrix unit multiplies bfloat16: float32 needs six times its instructions, never one."""
+  if problem := aot.missing("v6e"):
+    pytest.skip(problem)
+  products = {}
+  with aot.Worker("v6e") as worker:
+    for dtype in ("bfloat16", "float32"):
+      case = kernel_programs.Case("forward", dtype, 128, 128, 128, "plain")
+      (row,) = worker.call(kernel_programs.measure, "v6e", case)
+      assert set(row["products"]) == {"bf16"}
+      # Programs of different dtypes take different numbers of heads at a time.
+      products[dtype] = row["products"]["bf16"] * row["bundles_per_token_head"] / row["bundles"]
+  assert products["float32"] >= 6 * products["bfloat16"]
+
+
+@pytest.mark.aot
 @pytest.mark.parametrize(
   "target,dtype", [("h100", "bfloat16"), ("h100", "float32"), ("a100", "bfloat16")]
 )
