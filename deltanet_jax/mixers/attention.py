@@ -13,6 +13,8 @@ from deltanet_jax.sharding import locally
 class Attention(Mixer):
   """o_t = sum_j softmax_j(q_t . k_j / sqrt(d)) v_j."""
 
+  in_place = ("k", "v")
+
   def __init__(self, cfg: AttentionConfig, width: int, *, eps: float, std: float, rngs):
     del eps  # there is no norm inside
     self.cfg = cfg

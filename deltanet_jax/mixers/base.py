@@ -15,6 +15,9 @@ class Mixer(nnx.Module, abc.ABC):
   row, the returned one to the last.
   """
 
+  # Entries of the state that `mix` may be given as a `Slot`, and then returns as one.
+  in_place: tuple[str, ...] = ()
+
   @abc.abstractmethod
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
     """The state before any token; `max_length` bounds the tokens of a row, attention's cache."""

@@ -22,6 +22,8 @@ _NORMS = {"l2": l2_norm, "l1": l1_norm}
 class DeltaNet(Mixer):
   """o_t = dk^-1/2 q_t S_t, S_t = (I - beta_t k_t^T k_t) S_{t-1} + beta_t k_t^T v_t."""
 
+  in_place = ("S",)
+
   def __init__(self, cfg: DeltaNetConfig, width: int, *, eps: float, std: float, rngs):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)

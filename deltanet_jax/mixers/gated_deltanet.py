@@ -14,6 +14,8 @@ from deltanet_jax.ops.norms import wide_dtype
 class GatedDeltaNet(Mixer):
   """o_t = dk^-1/2 q_t S_t, S_t = e^{g_t} (I - beta_t k_t^T k_t) S_{t-1} + beta_t k_t^T v_t."""
 
+  in_place = ("S",)
+
   def __init__(self, cfg: GatedDeltaNetConfig, width: int, *, eps: float, std: float, rngs):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from deltanet_jax.mixers.layers import Linear, RMSNorm, ShortConv, merge_heads, split_heads
-from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention
+from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, slot
 from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
@@ -78,9 +78,10 @@ def run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state):
     options = dict(scale=scale, chunk=cfg.chunk, implementation=cfg.implementation)
     return delta_rule(q, k, v, beta, g=g, S0=S0, segment_ids=segment_ids, **options)
 
-  S0 = None if state is None else state["S"]
+  S0 = None if state is None else slot.read(state["S"])
   names = (*(_TOKENS,) * 3, _TOKENS[:3], _TOKENS[:3], _STATE, _SEGMENTS)
-  return locally(run, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
+  o, S = locally(run, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
+  return o, S if state is None else slot.write(state["S"], S)
 
 
 def run_linear_attention(cfg, q, k, v, g, segment_ids, state):

@@ -4,12 +4,14 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.models.block import Block
+from deltanet_jax.ops import slot
 from deltanet_jax.sharding import constrain
 
 _POLICIES = {
@@ -48,11 +50,15 @@ class Unit(nnx.Module):
   def __init__(self, cfg: ModelConfig, names: tuple[str, ...], *, rngs):
     self.blocks = nnx.List([Block(cfg, name, rngs=rngs) for name in names])
 
-  def __call__(self, x, segment_ids, states):
+  def __call__(self, x, segment_ids, states, layer):
+    """x after the blocks, and `states`, those of all repetitions, with number `layer` replaced."""
     new = []
     for i, block in enumerate(self.blocks):
-      x, state = block(x, segment_ids, None if states is None else states[i])
-      new.append(state)
+      state = None
+      if states is not None:
+        state = slot.take(states[i], layer, block.mixer.in_place)
+      x, state = block(x, segment_ids, state)
+      new.append(None if states is None else slot.put(states[i], layer, state))
     return x, None if states is None else new
 
 
@@ -70,11 +76,14 @@ class Stack(nnx.Module):
     return jax.vmap(make)(self.unit)
 
   def __call__(self, x: Array, segment_ids, states) -> tuple[Array, Any]:
-    def body(x, xs):
-      unit, state = xs
-      return unit(constrain(x, "batch", "length", None), segment_ids, state)
+    def body(carry, xs):
+      # All states are carried and one is replaced, in place: as inputs and outputs of the scan they
+      # would be copied for every token.
+      (x, states), (unit, layer) = carry, xs
+      return unit(constrain(x, "batch", "length", None), segment_ids, states, layer), None
 
     if self.remat != "none" and states is None:
       # Inside a scan nothing can be merged with the forward pass, so no barrier is needed.
       body = jax.checkpoint(body, policy=_POLICIES[self.remat], prevent_cse=not self.scan)
-    return lax.scan(body, x, (self.unit, states), unroll=1 if self.scan else self.times)
+    layers = (self.unit, jnp.arange(self.times, dtype=jnp.int32))
+    return lax.scan(body, (x, states), layers, unroll=1 if self.scan else self.times)[0]

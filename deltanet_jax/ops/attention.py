@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.norms import wide
 from deltanet_jax.ops.segments import positions, runs
+from deltanet_jax.ops.slot import Slot, read, write, write_at
 
 Implementation = Literal["plain", "xla", "cudnn"]
 
@@ -15,8 +16,8 @@ Implementation = Literal["plain", "xla", "cudnn"]
 class Cache(NamedTuple):
   """Keys and values of the last M tokens; token p of the row sits in slot p mod M."""
 
-  k: Float[Array, "B M H d"]
-  v: Float[Array, "B M H d"]
+  k: Float[Array, "B M H d"] | Slot
+  v: Float[Array, "B M H d"] | Slot
   index: Int[Array, ""]  # tokens of the row so far
   position: Int[Array, " B"]  # tokens of the current document so far
 
@@ -102,17 +103,17 @@ def cached_attention(
   index = n + jnp.arange(L, dtype=jnp.int32)
   slot = jnp.arange(M, dtype=jnp.int32)
   held = n + L - 1 - (n + L - 1 - slot) % M  # token of each slot afterwards
+  k, v = k.astype(cache.k.dtype), v.astype(cache.v.dtype)
   if L == 1:
-    write = lambda old, new: old.at[:, n % M].set(new[:, 0].astype(old.dtype))
-    k, v = write(cache.k, k), write(cache.v, v)
-    new, keys = Cache(k, v, n + 1, position[:, -1] + 1), held
+    new_k, new_v = (write_at(old, x, n % M, 1) for old, x in ((cache.k, k), (cache.v, v)))
+    k, v, keys = read(new_k), read(new_v), held
   else:
     before = n - 1 - (n - 1 - slot) % M
     keys = jnp.concatenate([before, index])
-    k = jnp.concatenate([cache.k, k.astype(cache.k.dtype)], axis=1)
-    v = jnp.concatenate([cache.v, v.astype(cache.v.dtype)], axis=1)
+    k, v = (jnp.concatenate([read(old), x], axis=1) for old, x in ((cache.k, k), (cache.v, v)))
     source = jnp.where(held >= n, M + held - n, slot)
-    new = Cache(k[:, source], v[:, source], n + L, position[:, -1] + 1)
+    new_k, new_v = write(cache.k, k[:, source]), write(cache.v, v[:, source])
+  new = Cache(new_k, new_v, n + L, position[:, -1] + 1)
   # A document's first token is `position` back; slots still empty hold negative indices.
   document = (index[None, :] - position)[:, :, None]
   mask = _causal(index[:, None], keys[None, :], window)[None] & (keys[None, None, :] >= document)

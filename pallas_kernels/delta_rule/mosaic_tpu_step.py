@@ -26,9 +26,10 @@ def _choose_block(B, H, Hv, dk, dv):
   return (sequences, heads) if heads == Hv else (1, heads)
 
 
-def _step_body(q_ref, k_ref, v_ref, rows_ref, S_ref, o_ref, S_out_ref, *, ratio, scale):
+def _step_body(layer_ref, q_ref, k_ref, v_ref, rows_ref, S_ref, o_ref, S_out_ref, *, ratio, scale):
   # q, k [n, key_heads, dk]; v, o [n, heads, dv]; rows [n, 2, heads] of beta, e^g;
-  # S [n, heads, dk, dv]
+  # S [n, heads, dk, dv] of the layer that the specs chose
+  del layer_ref
   sequences, heads = v_ref.shape[:2]
   for b in range(sequences):
     Q, K = q_ref[b].astype(F32), k_ref[b].astype(F32)
@@ -49,7 +50,9 @@ def _step_body(q_ref, k_ref, v_ref, rows_ref, S_ref, o_ref, S_out_ref, *, ratio,
     o_ref[b] = jnp.concatenate(out, axis=0).astype(o_ref.dtype)
 
 
-def delta_rule_step_tpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interpret=False):
+def delta_rule_step_tpu(
+  q_t, k_t, v_t, beta_t, S, g_t=None, *, layer=None, scale=1.0, interpret=False
+):
   """o_t = scale q_t S and S = S- + k_t beta_t (v_t - k_t S-), S- = e^{g_t} S, for one token.
 
   Sums in float32 on the vector unit, so no product is rounded to bfloat16. S is overwritten where
@@ -59,7 +62,8 @@ def delta_rule_step_tpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interp
     q_t, k_t: [B, H, dk].
     v_t: [B, Hv, dv]; value head j uses key head j // (Hv // H).
     beta_t, g_t: [B, Hv]; g_t may be None.
-    S: [B, Hv, dk, dv] float32.
+    S: [B, Hv, dk, dv] float32, or with a `layer` [layers, B, Hv, dk, dv]: that one is read and
+      overwritten.
 
   Returns:
     o_t [B, Hv, dv] in v_t's dtype and S.
@@ -75,26 +79,31 @@ def delta_rule_step_tpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interp
   rows = jnp.stack([beta_t.astype(F32).reshape(B, J, G), decay.reshape(B, J, G)], axis=2)
   # A plain `share` would be a 64-bit number where jax_enable_x64 is set.
   key = lambda j: lax.div(j, lax.full_like(j, share))
-  key_spec = pl.BlockSpec((n, None, key_heads, dk), lambda b, j: (b, key(j), 0, 0))
-  value_spec = pl.BlockSpec((n, None, G, dv), lambda b, j: (b, j, 0, 0))
-  state_spec = pl.BlockSpec((n, G, dk, dv), lambda b, j: (b, j, 0, 0))
+  key_spec = pl.BlockSpec((n, None, key_heads, dk), lambda b, j, _: (b, key(j), 0, 0))
+  value_spec = pl.BlockSpec((n, None, G, dv), lambda b, j, _: (b, j, 0, 0))
+  state_spec = pl.BlockSpec((None, n, G, dk, dv), lambda b, j, layer: (layer[0], b, j, 0, 0))
+  stack = S[None] if layer is None else S
+  number = jnp.zeros((1,), jnp.int32) if layer is None else layer.astype(jnp.int32).reshape(1)
   keys = lambda x: x.reshape(B, H // key_heads, key_heads, dk)
   o_t, S = pl.pallas_call(
     functools.partial(_step_body, ratio=ratio, scale=scale),
-    grid=(B // n, J),
-    in_specs=[
-      *[key_spec, key_spec, value_spec],
-      pl.BlockSpec((n, None, 2, G), lambda b, j: (b, j, 0, 0)),
-      state_spec,
-    ],
-    out_specs=[value_spec, state_spec],
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=(B // n, J),
+      in_specs=[
+        *[key_spec, key_spec, value_spec],
+        pl.BlockSpec((n, None, 2, G), lambda b, j, _: (b, j, 0, 0)),
+        state_spec,
+      ],
+      out_specs=[value_spec, state_spec],
+    ),
     out_shape=[
       jax.ShapeDtypeStruct((B, J, G, dv), v_t.dtype),
-      jax.ShapeDtypeStruct(S.shape, F32),
+      jax.ShapeDtypeStruct(stack.shape, F32),
     ],
-    input_output_aliases={4: 1},
+    input_output_aliases={5: 1},
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
     interpret=interpret,
     name="delta_rule_step",
-  )(keys(q_t), keys(k_t), v_t.reshape(B, J, G, dv), rows, S.astype(F32))
-  return o_t.reshape(B, Hv, dv), S
+  )(number, keys(q_t), keys(k_t), v_t.reshape(B, J, G, dv), rows, stack.astype(F32))
+  return o_t.reshape(B, Hv, dv), S[0] if layer is None else S

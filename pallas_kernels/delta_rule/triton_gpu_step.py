@@ -15,51 +15,65 @@ F32 = jnp.float32
 BLOCK_ELEMENTS = 4096  # of S per program: 32 registers a thread at 4 warps
 
 
-def _body(q_ref, k_ref, v_ref, beta_ref, *refs, group, scale, block_v):
-  # q, k [B H dk], v [B Hv dv], beta, g? [B Hv], S [B Hv dk dv] -> o [B Hv dv], S
+def _body(layer_ref, q_ref, k_ref, v_ref, beta_ref, *refs, group, scale, block_v):
+  # q, k [B H dk], v [B Hv dv], beta, g? [B Hv], S [layers B Hv dk dv] -> o [B Hv dv], S
+  layer = layer_ref[0]
   *g_refs, S_ref, o_ref, S_out_ref = refs
   j, h, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
   hk = lax.div(h, lax.full_like(h, group))
   cols = pl.ds(j * block_v, block_v)
-  S = S_ref[b, h, :, cols]
+  S = S_ref[layer, b, h, :, cols]
   for g_ref in g_refs:
     S = S * jnp.exp(g_ref[b, h].astype(F32))
   k = k_ref[b, hk, :].astype(F32)
   v = v_ref[b, h, cols].astype(F32)
   r = beta_ref[b, h].astype(F32) * (v - jnp.sum(k[:, None] * S, axis=0))
   S = S + k[:, None] * r[None, :]
-  S_out_ref[b, h, :, cols] = S
+  S_out_ref[layer, b, h, :, cols] = S
   o = scale * jnp.sum(q_ref[b, hk, :].astype(F32)[:, None] * S, axis=0)
   o_ref[b, h, cols] = o.astype(o_ref.dtype)
 
 
-def delta_rule_step_gpu(q_t, k_t, v_t, beta_t, S, g_t=None, *, scale=1.0, interpret=False):
+def delta_rule_step_gpu(
+  q_t, k_t, v_t, beta_t, S, g_t=None, *, layer=None, scale=1.0, interpret=False
+):
   """S <- e^g S + k beta (v - k e^g S)^T, o = scale q S for one token; returns (o_t, S).
 
   Args:
     q_t, k_t: [B H dk].
     v_t: [B Hv dv].
     beta_t, g_t: [B Hv].
-    S: [B Hv dk dv] float32; its buffer is reused for the new state.
+    S: [B Hv dk dv] float32, its buffer is reused for the new state; or with a `layer`
+      [layers B Hv dk dv], of which that one is read and overwritten.
   """
   check_inputs(q_t, k_t, v_t, beta_t, g_t)
-  B, H, dk = k_t.shape
-  Hv, dv = v_t.shape[1:]
+  H, dk = k_t.shape[1:]
+  B, Hv, dv = v_t.shape
   pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)
-  # Sizes that are no powers of two cost a padded copy of the state.
-  q_t, k_t = pad_axis(q_t, 2, pk), pad_axis(k_t, 2, pk)
-  v_t, S = pad_axis(v_t, 2, pv), pad_axis(pad_axis(S, 2, pk), 3, pv)
-  block_v = max(1, min(pv, BLOCK_ELEMENTS // pk))
-  args = [x for x in (q_t, k_t, v_t, beta_t, g_t, S) if x is not None]
-  o_t, S = pl.pallas_call(
+  if (pk, pv) != (dk, dv):
+    # Sizes that are no powers of two cost a padded copy of the state.
+    one = S if layer is None else lax.dynamic_index_in_dim(S, layer, keepdims=False)
+    q_t, k_t = pad_axis(q_t, 2, pk), pad_axis(k_t, 2, pk)
+    v_t, one = pad_axis(v_t, 2, pv), pad_axis(pad_axis(one, 2, pk), 3, pv)
+    o_t, one = delta_rule_step_gpu(
+      q_t, k_t, v_t, beta_t, one, g_t, scale=scale, interpret=interpret
+    )
+    one = one[:, :, :dk, :dv]
+    S = one if layer is None else lax.dynamic_update_index_in_dim(S, one, layer, 0)
+    return o_t[..., :dv], S
+  block_v = max(1, min(dv, BLOCK_ELEMENTS // dk))
+  stack = S[None] if layer is None else S
+  number = jnp.zeros((1,), jnp.int32) if layer is None else layer.astype(jnp.int32).reshape(1)
+  args = [x for x in (number, q_t, k_t, v_t, beta_t, g_t, stack) if x is not None]
+  o_t, stack = pl.pallas_call(
     functools.partial(_body, group=Hv // H, scale=scale, block_v=block_v),
-    grid=(pv // block_v, Hv, B),
+    grid=(dv // block_v, Hv, B),
     in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
     out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
-    out_shape=[jax.ShapeDtypeStruct(v_t.shape, v_t.dtype), jax.ShapeDtypeStruct(S.shape, F32)],
+    out_shape=[jax.ShapeDtypeStruct(v_t.shape, v_t.dtype), jax.ShapeDtypeStruct(stack.shape, F32)],
     input_output_aliases={len(args) - 1: 1},
     compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
     interpret=interpret,
     name="delta_rule_step",
   )(*args)
-  return o_t[..., :dv], S[:, :, :dk, :dv]
+  return o_t, stack[0] if layer is None else stack

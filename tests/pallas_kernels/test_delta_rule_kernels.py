@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from deltanet_jax.ops import delta_rule, delta_rule_step
 from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.slot import Slot
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
 from tests.ops.delta_rule_cases import jax_inputs, reference, value_and_grads
 from tests.ops.test_delta_rule import ugly_inputs
@@ -123,6 +124,20 @@ def test_decoding_step(gate, implementation):
   got = step(implementation=implementation, interpret=True)
   for y, want in zip(got, step(implementation="recurrent")):
     assert rel_rms(y, want) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("dk", [16, 24])
+def test_decoding_step_in_a_stack_of_states(dk, implementation):
+  """The layer's state is replaced, the others stay as they are, bit for bit."""
+  x = jax_inputs(Spec(B=2, L=1, H=2, dk=dk, dv=32), dtype="float32")
+  token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
+  stack = jnp.stack([x["S0"] + 1, x["S0"], x["S0"] - 1])
+  kernel = dict(implementation=implementation, interpret=True)
+  got, slot = jax.jit(lambda S: delta_rule_step(*token, Slot(S, jnp.int32(1)), **kernel))(stack)
+  want, S = delta_rule_step(*token, x["S0"], implementation="recurrent")
+  assert rel_rms(got, want) < 1e-6 and rel_rms(slot.stack[1], S) < 1e-6
+  np.testing.assert_array_equal(slot.stack[::2], stack[::2])
 
 
 @pytest.mark.parametrize("implementation", [*KERNELS, "triton"])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops import slot
 from deltanet_jax.ops.checks import (
   check_chunk,
   check_floating,
@@ -20,6 +21,7 @@ from deltanet_jax.ops.checks import (
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 from deltanet_jax.ops.precision import products_for
 from deltanet_jax.ops.segments import runs
+from deltanet_jax.ops.slot import Slot
 from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
 
 Implementation = Literal[
@@ -152,16 +154,17 @@ def delta_rule_step(
   k_t: Float[Array, "B H dk"],
   v_t: Float[Array, "B Hv dv"],
   beta_t: Float[Array, "B Hv"],
-  S: Float[Array, "B Hv dk dv"],
+  S: Float[Array, "B Hv dk dv"] | Slot,
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
   implementation: Literal["recurrent", "pallas_tpu", "pallas_gpu"] | None = None,
   interpret: bool = False,
-) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"]]:
+) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | Slot]:
   """One decoding token: `delta_rule` for L = 1 that continues from S.
 
   Args:
+    S: the state, or the `Slot` of a stack of states; returned as it was given.
     implementation: "recurrent" in plain JAX, differentiable, or a fused kernel, for decoding only,
       that reads and writes the state once. None is the kernel of this process's platform, if any.
   """
@@ -174,20 +177,24 @@ def delta_rule_step(
 
     tpu = implementation == "pallas_tpu"
     step = kernels.delta_rule_step_tpu if tpu else kernels.delta_rule_step_gpu
-    return step(q_t, k_t, v_t, beta_t, S, g_t, scale=float(scale), interpret=interpret)
+    inputs, options = (q_t, k_t, v_t, beta_t), dict(scale=float(scale), interpret=interpret)
+    if not isinstance(S, Slot):
+      return step(*inputs, S, g_t, **options)
+    o, stack = step(*inputs, S.stack, g_t, layer=S.layer, **options)
+    return o, Slot(stack, S.layer)
   if implementation != "recurrent" or interpret:
     raise ValueError(
       f"implementation is {implementation!r} with {interpret=}, expected 'recurrent', or"
       " 'pallas_tpu' or 'pallas_gpu', which alone can be interpreted."
     )
-  o, S = delta_rule(
+  o, new = delta_rule(
     *(x[:, None] for x in (q_t, k_t, v_t, beta_t)),
     g=None if g_t is None else g_t[:, None],
-    S0=S,
+    S0=slot.read(S),
     scale=scale,
     implementation="recurrent",
   )
-  return o[:, 0], S
+  return o[:, 0], slot.write(S, new)
 
 
 def delta_rule_attention(
