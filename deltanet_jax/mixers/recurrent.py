@@ -68,10 +68,10 @@ def run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state):
   if state is not None and q.shape[1] == 1:
     # Decoding has kernels of its own; they are not differentiable, and nobody trains on one token.
     plain = cfg.implementation in ("recurrent", "chunkwise", "parallel")
+    form = "recurrent" if plain else "by_platform" if cfg.implementation == "by_platform" else None
     token = (x[:, 0] for x in (q, k, v, beta))
     g_t = None if g is None else g[:, 0]
-    step = dict(scale=scale, implementation="recurrent" if plain else None)
-    o, S = delta_rule_step(*token, state["S"], g_t, **step)
+    o, S = delta_rule_step(*token, state["S"], g_t, scale=scale, implementation=form)
     return o[:, None], S
 
   def run(q, k, v, beta, g, S0, segment_ids):

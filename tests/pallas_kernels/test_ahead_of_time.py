@@ -1,7 +1,15 @@
 """Every kernel compiles for v5e, v6e, H100 and A100 at d = 128 and keeps its budgets."""
 
+import re
+
+import jax
+import jax.numpy as jnp
 import pytest
 
+from deltanet_jax.generate.loop import Decoding, decode
+from deltanet_jax.generate.sample import Sampling
+from deltanet_jax.models import preset
+from deltanet_jax.models.build import abstract
 from experiments import ahead_of_time as aot
 from experiments import kernel_programs
 from experiments.hlo_bytes import hbm_bytes
@@ -67,6 +75,38 @@ def test_gpu_kernels_compile(target, dtype):
     assert not any("tf32" in kind for kind in row["products"]), row["kernel"]
     if target == "h100":
       assert row["spill_bytes"] == 0, row["kernel"]
+
+
+def decoding_loop(target):
+  """The HLO of eight tokens of a small model on `target`, and the shape of all its states."""
+  cfg = preset("deltanet-tiny", dtype="bfloat16", depth=3)
+  for mixer in cfg.mixers.values():
+    mixer.implementation = "by_platform"
+  model = abstract(cfg)
+  now = jax.eval_shape(
+    lambda model: Decoding(
+      model.init_state(8, 16), jnp.zeros(8, jnp.int32), jnp.zeros(8, bool), jax.random.key(0)
+    ),
+    model,
+  )
+  stops = jax.ShapeDtypeStruct((0,), jnp.int32)
+  run = lambda model, now, stops: decode(model, now, stops, 8, Sampling())
+  compiled = aot.compile_for(target, run, (model, now, stops), donate=(1,))
+  return compiled.hlo, now.state[0][0]["S"].shape
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_decoding_moves_the_states_once(target):
+  """Only the kernel touches the states of all layers: nothing copies, slices or rebuilds them."""
+  if problem := aot.missing(target):
+    pytest.skip(problem)
+  with aot.Worker(target) as worker:
+    hlo, shape = worker.call(decoding_loop, target)
+  states = f"f32[{','.join(map(str, shape))}]"
+  makers = re.findall(r"= (\(.*?\)|\S+) ([\w-]+)\(", hlo)
+  makers = {op for result, op in makers if states in result}
+  assert makers - {"parameter", "get-tuple-element", "tuple", "while"} == {"custom-call"}, makers
 
 
 def test_missing_wheel_is_named(monkeypatch):

@@ -1,5 +1,6 @@
 """The delta rule for users: checks, dtypes and the choice of implementation."""
 
+import functools
 from typing import Literal, get_args
 
 import jax
@@ -27,6 +28,7 @@ from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
 Implementation = Literal[
   "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
 ]
+StepImplementation = Literal["recurrent", "pallas_tpu", "pallas_gpu", "by_platform"]
 # What a platform runs if it is not told; the kernels' own limits are in `_kernel_serves`.
 _BY_BACKEND = {"cpu": "chunkwise", "tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 
@@ -158,7 +160,7 @@ def delta_rule_step(
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
-  implementation: Literal["recurrent", "pallas_tpu", "pallas_gpu"] | None = None,
+  implementation: StepImplementation | None = None,
   interpret: bool = False,
 ) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | Slot]:
   """One decoding token: `delta_rule` for L = 1 that continues from S.
@@ -166,35 +168,48 @@ def delta_rule_step(
   Args:
     S: the state, or the `Slot` of a stack of states; returned as it was given.
     implementation: "recurrent" in plain JAX, differentiable, or a fused kernel, for decoding only,
-      that reads and writes the state once. None is the kernel of this process's platform, if any.
+      that reads and writes the state once. None is the kernel of this process's platform, if any;
+      "by_platform" that of the platform a program is lowered for.
   """
+  serves = _kernel_serves(*(x[:, None] for x in (q_t, k_t, v_t)), None, S)
+  serves = serves and (g_t is None or g_t.ndim == 2)
   if implementation is None:
-    serves = _kernel_serves(*(x[:, None] for x in (q_t, k_t, v_t)), None, S)
-    serves = serves and (g_t is None or g_t.ndim == 2) and jax.default_backend() != "cpu"
-    implementation = _BY_BACKEND.get(jax.default_backend()) if serves else "recurrent"
-  if implementation in ("pallas_tpu", "pallas_gpu"):
-    from pallas_kernels import delta_rule as kernels
-
-    tpu = implementation == "pallas_tpu"
-    step = kernels.delta_rule_step_tpu if tpu else kernels.delta_rule_step_gpu
-    inputs, options = (q_t, k_t, v_t, beta_t), dict(scale=float(scale), interpret=interpret)
-    if not isinstance(S, Slot):
-      return step(*inputs, S, g_t, **options)
-    o, stack = step(*inputs, S.stack, g_t, layer=S.layer, **options)
-    return o, Slot(stack, S.layer)
-  if implementation != "recurrent" or interpret:
+    kernels = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"} if serves else {}
+    implementation = kernels.get(jax.default_backend(), "recurrent")
+  check_implementation(implementation, get_args(StepImplementation))
+  if interpret and implementation not in ("pallas_tpu", "pallas_gpu"):
     raise ValueError(
-      f"implementation is {implementation!r} with {interpret=}, expected 'recurrent', or"
-      " 'pallas_tpu' or 'pallas_gpu', which alone can be interpreted."
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
-  o, new = delta_rule(
-    *(x[:, None] for x in (q_t, k_t, v_t, beta_t)),
-    g=None if g_t is None else g_t[:, None],
-    S0=slot.read(S),
-    scale=scale,
-    implementation="recurrent",
+  run = lambda name: functools.partial(_step, name, scale=float(scale), interpret=interpret)
+  inputs = (q_t, k_t, v_t, beta_t), S, g_t
+  if implementation != "by_platform":
+    return run(implementation)(*inputs)
+  if not serves:
+    return run("recurrent")(*inputs)
+  return lax.platform_dependent(
+    *inputs, tpu=run("pallas_tpu"), cuda=run("pallas_gpu"), default=run("recurrent")
   )
-  return o[:, 0], slot.write(S, new)
+
+
+def _step(implementation, token, S, g_t, *, scale, interpret):
+  if implementation == "recurrent":
+    o, new = delta_rule(
+      *(x[:, None] for x in token),
+      g=None if g_t is None else g_t[:, None],
+      S0=slot.read(S),
+      scale=scale,
+      implementation="recurrent",
+    )
+    return o[:, 0], slot.write(S, new)
+  from pallas_kernels import delta_rule as kernels
+
+  by_name = dict(pallas_tpu=kernels.delta_rule_step_tpu, pallas_gpu=kernels.delta_rule_step_gpu)
+  step = functools.partial(by_name[implementation], scale=scale, interpret=interpret)
+  if not isinstance(S, Slot):
+    return step(*token, S, g_t)
+  o, stack = step(*token, S.stack, g_t, layer=S.layer)
+  return o, Slot(stack, S.layer)
 
 
 def delta_rule_attention(
