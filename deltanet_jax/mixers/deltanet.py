@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from deltanet_jax.config import DeltaNetConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_delta_rule
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, per_head, run_delta_rule
 from deltanet_jax.ops import l1_norm, l2_norm
 from deltanet_jax.ops.norms import wide_dtype
 
@@ -38,10 +38,11 @@ class DeltaNet(Mixer):
   def mix(self, x, segment_ids, state):
     cfg = self.cfg
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
-    q, k = (_NORMS[cfg.norm](_ACTIVATIONS[cfg.activation](y)) for y in (q, k))
+    norm = lambda y: _NORMS[cfg.norm](y, cfg.key_size)
+    q, k = (per_head(norm, _ACTIVATIONS[cfg.activation](y), cfg.key_size) for y in (q, k))
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, jax.nn.silu(v)))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
-    o, S = run_delta_rule(cfg, q, k, jax.nn.silu(v), beta, None, segment_ids, state)
+    o, S = run_delta_rule(cfg, q, k, v, beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
 
   def flops(self, length):

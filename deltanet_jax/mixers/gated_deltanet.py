@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from deltanet_jax.config import GatedDeltaNetConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, dt_bias, param, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_delta_rule
+from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, per_head, run_delta_rule
 from deltanet_jax.ops import l2_norm
 from deltanet_jax.ops.norms import wide_dtype
 
@@ -35,11 +35,14 @@ class GatedDeltaNet(Mixer):
   def mix(self, x, segment_ids, state):
     cfg, wide = self.cfg, wide_dtype(x.dtype)
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (split_heads(jax.nn.silu(y), self.heads) for y in (q, k, v))
+    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
+    norm = lambda y: l2_norm(y, cfg.key_size)
+    q, k = (per_head(norm, y, cfg.key_size) for y in (q, k))
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
-    o, S = run_delta_rule(cfg, l2_norm(q), l2_norm(k), v, beta, g, segment_ids, state)
+    o, S = run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
 
   def flops(self, length):

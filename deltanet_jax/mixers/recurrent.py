@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from deltanet_jax.mixers.layers import Linear, RMSNorm, ShortConv, merge_heads, split_heads
-from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, slot
+from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, rms_norm, slot
 from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
@@ -48,17 +48,31 @@ class HeadOutput(nnx.Module):
 
   def __init__(self, width, heads, value_size, gate, *, eps, std, rngs):
     inner = heads * value_size
-    self.heads = heads
     self.norm = RMSNorm(value_size, None, eps=eps)
     self.gate = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs) if gate else None
     self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def __call__(self, o, x):
     """o `[B L H dv]` of the recurrence and the mixer's input x give y `[B L D]`."""
-    o = self.norm(o.astype(x.dtype))
+    scale, eps = self.norm.scale[...], self.norm.eps
+    norm = lambda o, scale: rms_norm(o, scale, eps)
+    o = per_head(norm, merge_heads(o.astype(x.dtype)), scale.shape[0], scale)
     if self.gate is not None:
-      o = o * jax.nn.silu(split_heads(self.gate(x), self.heads))
-    return self.out(merge_heads(o))
+      o = o * jax.nn.silu(self.gate(x))
+    return self.out(o)
+
+
+def per_head(norm, x, size, *weights):
+  """norm(x, *weights) of x `[B L H·size]`, by each device for its own heads."""
+
+  def run(x, *weights):
+    return (split_heads(norm(merge_heads(x), *weights), x.shape[2]),)
+
+  # Split by heads, so that none is cut in two; the channels stay where they are.
+  heads = ("batch", "length", "heads", None)
+  names = (heads, *((None,) * w.ndim for w in weights))
+  (y,) = locally(run, (split_heads(x, x.shape[2] // size), *weights), names, (heads,))
+  return merge_heads(y)
 
 
 def run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state):

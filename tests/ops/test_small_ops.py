@@ -42,6 +42,25 @@ def test_norms():
   assert np.isfinite(zero).all()
 
 
+@pytest.mark.parametrize("dtype,limit", [("float32", 5e-7), ("bfloat16", 4e-3)])
+def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit, monkeypatch):
+  """Sums and copies by products with zeros and ones: values and gradients as of float64."""
+  x, d, scale = draw(3, 7, 4 * 16) * 50, draw(3, 7, 4 * 16), draw(16)
+
+  def run(dtype):
+    x_, d_, scale_ = (jnp.asarray(y, dtype) for y in (x, d, scale))
+    f = lambda x, scale: (l2_norm(x, 16), rms_norm(x, scale, 1e-6))
+    out, pull = jax.vjp(f, x_, scale_)
+    return *out, *pull((d_, d_))
+
+  x, d, scale = (np.asarray(jnp.asarray(y, dtype), np.float64) for y in (x, d, scale))
+  want = run("float64")
+  on_tpu = lambda *args, tpu, default: tpu(*args)
+  monkeypatch.setattr(jax.lax, "platform_dependent", on_tpu)
+  for got, right in zip(run(dtype), want):
+    assert rel_rms(got, right) < limit
+
+
 def test_wide_dtype_takes_names_too():
   assert wide_dtype("float64") == wide_dtype(jnp.float64) == jnp.float64
   assert wide_dtype("bfloat16") == wide_dtype(jnp.dtype("float32")) == jnp.float32
