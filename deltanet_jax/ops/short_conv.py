@@ -1,9 +1,11 @@
 """Short causal convolution, one filter per channel."""
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.norms import wide
 from deltanet_jax.ops.segments import runs
 
 
@@ -24,26 +26,62 @@ def short_conv(
   """
   B, L, d = x.shape
   W = kernel.shape[0]
-  if state is None:
-    state = jnp.zeros((B, W - 1, d), x.dtype)
-  if state.shape != (B, W - 1, d):
+  if state is not None and state.shape != (B, W - 1, d):
     raise ValueError(f"state has shape {state.shape}, expected [B, W-1, d] = {[B, W - 1, d]}.")
-  padded = jnp.concatenate([state.astype(x.dtype), x], axis=1)
-  run = None
-  if segment_ids is not None:
-    run = runs(segment_ids)
+  run = None if segment_ids is None else runs(segment_ids)
+  if state is None:
+    y, last = _conv(x, kernel, bias, run), min(L, W - 1)
+    after = jnp.pad(x[:, L - last :], ((0, 0), (W - 1 - last, 0), (0, 0)))
+    after_run = None if run is None else jnp.pad(run[:, L - last :], ((0, 0), (W - 1 - last, 0)))
+  else:
     # The tokens in `state` are of document 0, the first one of the row.
-    run = jnp.pad(run, ((0, 0), (W - 1, 0)))
-  dtype = wide_dtype(x.dtype)
-  y = jnp.zeros((B, L, d), dtype)
-  for i in range(W):
-    tap = padded[:, i : i + L].astype(dtype) * kernel[i].astype(dtype)[None, None]
-    if run is not None and i < W - 1:
-      tap = jnp.where((run[:, i : i + L] == run[:, W - 1 :])[..., None], tap, 0)
-    y = y + tap
-  if bias is not None:
-    y = y + bias.astype(dtype)[None, None]
-  state = padded[:, L:]
+    x = jnp.concatenate([state.astype(x.dtype), x], axis=1)
+    run = None if run is None else jnp.pad(run, ((0, 0), (W - 1, 0)))
+    y = _filter(x, kernel, bias, run)[:, W - 1 :].astype(x.dtype)
+    after, after_run = x[:, L:], None if run is None else run[:, L:]
   if run is not None:
-    state = jnp.where((run[:, L:] == run[:, -1:])[..., None], state, 0)
-  return y.astype(x.dtype), state
+    after = jnp.where((after_run == run[:, -1:])[..., None], after, 0)
+  return y, after
+
+
+def _shift(x, s):
+  """x_{t-s}, zeros where that is outside."""
+  return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (s, -s, 0), (0, 0, 0)])
+
+
+def _same(run, s, x):
+  """x_t where token t - s is of t's document, else 0."""
+  if run is None or s == 0:
+    return x
+  before = lax.pad(run, jnp.full((), -1, run.dtype), [(0, 0, 0), (s, -s, 0)])
+  return jnp.where((before == run)[..., None], x, 0)
+
+
+def _filter(x, kernel, bias, run):
+  """sum_s kernel_{W-1-s} x_{t-s} + bias, float32 at least."""
+  taps = wide(kernel)[::-1, None, None]
+  y = sum(wide(_same(run, s, _shift(x, s))) * tap for s, tap in enumerate(taps))
+  return y if bias is None else y + wide(bias)[None, None]
+
+
+@jax.custom_vjp
+def _conv(x, kernel, bias, run):
+  return _filter(x, kernel, bias, run).astype(x.dtype)
+
+
+def _conv_fwd(x, kernel, bias, run):
+  return _conv(x, kernel, bias, run), (x, kernel, bias, run)
+
+
+def _conv_bwd(residuals, d):
+  # By hand: autodiff writes the gradient of every tap, in x's dtype, and adds them up after that.
+  x, kernel, bias, run = residuals
+  taps = wide(kernel)[::-1, None, None]
+  dx = sum(wide(_shift(_same(run, s, d), -s)) * tap for s, tap in enumerate(taps))
+  total = lambda y: y.sum(axis=(0, 1))
+  dkernel = [total(wide(d) * wide(_same(run, s, _shift(x, s)))) for s in range(len(taps))]
+  dbias = None if bias is None else total(wide(d)).astype(bias.dtype)
+  return dx.astype(x.dtype), jnp.stack(dkernel[::-1]).astype(kernel.dtype), dbias, None
+
+
+_conv.defvjp(_conv_fwd, _conv_bwd)
