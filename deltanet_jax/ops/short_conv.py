@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.norms import wide
+from deltanet_jax.ops.norms import wide, wide_dtype
 from deltanet_jax.ops.segments import runs
 
 
@@ -59,9 +59,9 @@ def _same(run, s, x):
 
 def _filter(x, kernel, bias, run):
   """sum_s kernel_{W-1-s} x_{t-s} + bias, float32 at least."""
-  taps = wide(kernel)[::-1, None, None]
+  taps = kernel.astype(wide_dtype(x.dtype))[::-1, None, None]
   y = sum(wide(_same(run, s, _shift(x, s))) * tap for s, tap in enumerate(taps))
-  return y if bias is None else y + wide(bias)[None, None]
+  return y if bias is None else y + bias.astype(y.dtype)[None, None]
 
 
 @jax.custom_vjp
@@ -76,7 +76,7 @@ def _conv_fwd(x, kernel, bias, run):
 def _conv_bwd(residuals, d):
   # By hand: autodiff writes the gradient of every tap, in x's dtype, and adds them up after that.
   x, kernel, bias, run = residuals
-  taps = wide(kernel)[::-1, None, None]
+  taps = kernel.astype(wide_dtype(x.dtype))[::-1, None, None]
   dx = sum(wide(_shift(_same(run, s, d), -s)) * tap for s, tap in enumerate(taps))
   total = lambda y: y.sum(axis=(0, 1))
   dkernel = [total(wide(d) * wide(_same(run, s, _shift(x, s)))) for s in range(len(taps))]
