@@ -1,6 +1,8 @@
 """Two thousand updates need no more memory than two hundred."""
 
+import concurrent.futures
 import json
+import multiprocessing
 import pathlib
 
 import numpy as np
@@ -11,24 +13,33 @@ from deltanet_jax.train.loop import train
 from tests.train.conftest import tiny
 
 
-@pytest.mark.slow
-def test_memory_is_flat(corpus, tmp_path, monkeypatch):
-  resident = {}
-  write = metrics.Log.write
+def resident_megabytes(corpus, workdir) -> dict[int, float]:
+  """Step -> memory of this process, over a run of two thousand updates."""
+  resident, write = {}, metrics.Log.write
 
   def measured(self, step, values):
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     resident[step] = pages * 4096 / 2**20
     write(self, step, values)
 
-  monkeypatch.setattr(metrics.Log, "write", measured)
+  metrics.Log.write = measured
   cfg = tiny(tokens=2000 * 256, eval_every=500, log_every=20)
   cfg.checkpoint.every = 250
-  train(cfg, tmp_path / "run", lambda: corpus, say=lambda _: None)
+  train(cfg, workdir, lambda: corpus, say=lambda _: None)
+  return resident
+
+
+@pytest.mark.slow
+def test_memory_is_flat(corpus, tmp_path):
+  # In a process of its own: what other tests left behind comes and goes.
+  spawn = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
+    resident = pool.submit(resident_megabytes, corpus, tmp_path / "run").result()
   rows = [json.loads(row) for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
   speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
   early, late = (np.median(part) for part in np.array_split(speeds, 2))
   print(f"MB at steps {resident}; tokens/s, first and second half: {early:.0f} {late:.0f}")
-  # Checkpoints come and go in between, so medians.
+  # Checkpoints come and go in between, so medians; the allocator takes and gives 4.5 MB at a time,
+  # and a few of those are no leak. 15 kB per update would be one.
   at = lambda low, high: np.median([mb for step, mb in resident.items() if low <= step <= high])
-  assert at(1600, 2000) - at(500, 900) < 8
+  assert at(1600, 2000) - at(500, 900) < 16
