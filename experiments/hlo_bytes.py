@@ -1,5 +1,6 @@
 """Bytes that a compiled program moves, from its HLO text: cost_analysis omits custom calls."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -31,29 +32,49 @@ def _bytes(shapes: str, on_chip: bool = True) -> int:
 _FREE = ("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "iota")
 
 
-def hbm_bytes(hlo: str) -> tuple[dict[str, int], int]:
-  """Bytes of every kernel's operands and results, and of all the program moves to or from HBM."""
+@dataclasses.dataclass(frozen=True)
+class Move:
+  """An operation of a program, outside of loops, and what it moves to or from HBM."""
+
+  name: str
+  result: str  # its shape in HLO
+  source: str  # the JAX operation it comes from
+  bytes: int
+  kernel: str | None
+  kernel_bytes: int  # of a kernel's operands and results, wherever they lie
+
+
+def moves(hlo: str) -> list[Move]:
+  """All that the program's entry runs, in its order."""
   entry = hlo[hlo.index("\nENTRY") :]
-  shapes, kernels, total = {}, {}, 0
+  shapes, found = {}, []
   for name, shape, op, operands, rest in re.findall(
     r"^ *(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$", entry, re.M
   ):
     shapes[name] = shape
     if op in _FREE or op.endswith("-done"):
       continue
-    if op.endswith("-start"):
-      # The whole source and the destination, in either order: the smaller of the two is moved.
-      ends = re.findall(r"\w+\[[\d,]+\]\{[^}]*\}", shape)
-      total += min(map(_bytes, ends)) * sum("S(1)" not in x for x in ends)
-      continue
     # One buffer given twice is one buffer.
     inputs = " ".join(
       shapes.get(x, "") for x in dict.fromkeys(re.findall(r"%([\w.\-]+)", operands))
     )
-    total += _bytes(inputs, on_chip=False) + _bytes(shape, on_chip=False)
-    if op == "custom-call" and (kernel := _kernel_name(rest)):
-      kernels[kernel] = _bytes(inputs) + _bytes(shape)
-  return kernels, total
+    if op.endswith("-start"):
+      # The whole source and the destination, in either order: the smaller of the two is moved.
+      ends = re.findall(r"\w+\[[\d,]+\]\{[^}]*\}", shape)
+      size = min(map(_bytes, ends)) * sum("S(1)" not in x for x in ends)
+    else:
+      size = _bytes(inputs, on_chip=False) + _bytes(shape, on_chip=False)
+    kernel = _kernel_name(rest) if op == "custom-call" else None
+    source = re.search(r'op_name="([^"]*)"', rest)
+    everywhere = _bytes(inputs) + _bytes(shape) if kernel else 0
+    found.append(Move(name, shape, source[1] if source else "", size, kernel, everywhere))
+  return found
+
+
+def hbm_bytes(hlo: str) -> tuple[dict[str, int], int]:
+  """Bytes of every kernel's operands and results, and of all the program moves to or from HBM."""
+  found = moves(hlo)
+  return {x.kernel: x.kernel_bytes for x in found if x.kernel}, sum(x.bytes for x in found)
 
 
 def _kernel_name(attributes):
