@@ -48,20 +48,19 @@ def compile_layer(target, name, mixer, batch, length, backward):
 
 def measure(worker, target, mixer):
   """A row each for the forward and for forward and backward."""
+  shape = dict(mixer=mixer, batch=_BATCH.value, length=_LENGTH.value)
   for backward in (False, True):
-    arguments = (target, _PRESET.value, mixer, _BATCH.value, _LENGTH.value, backward)
-    hlo, unit = worker.call(compile_layer, *arguments)
+    row = dict(target=target, preset=_PRESET.value, **shape, backward=backward)
+    try:
+      hlo, unit = worker.call(compile_layer, target, _PRESET.value, *shape.values(), backward)
+    except Exception as error:  # whatever a compiler raises is the result
+      yield row | dict(error=str(error).strip().split("\n")[0])
+      continue
     found = sorted(moves(hlo), key=lambda move: -move.bytes)
-    kernels = {move.kernel: move.bytes / unit for move in found if move.kernel}
-    yield dict(
-      target=target,
-      preset=_PRESET.value,
-      mixer=mixer,
-      batch=_BATCH.value,
-      length=_LENGTH.value,
-      backward=backward,
+    yield row | dict(
+      error=None,
       over_input=sum(move.bytes for move in found) / unit,
-      kernels_over_input=kernels,
+      kernels_over_input={move.kernel: move.bytes / unit for move in found if move.kernel},
       loops=sum(" while(" in line for line in hlo.split("\n")),
       largest=[(move.bytes / unit, move.name, move.source) for move in found[: _TOP.value]],
     )
@@ -69,8 +68,12 @@ def measure(worker, target, mixer):
 
 def show(row):
   what = "forward and backward" if row["backward"] else "forward"
+  head = f"\n{row['mixer']} on {row['target']}, {what}:"
+  if row["error"]:
+    print(head, "does not compile:", row["error"])
+    return
   loops = f", without what {row['loops']} loops do" if row["loops"] else ""
-  print(f"\n{row['mixer']} on {row['target']}, {what}: {row['over_input']:.1f} x its input{loops}")
+  print(f"{head} {row['over_input']:.1f} x its input{loops}")
   for size, name, source in row["largest"]:
     print(f"  {size:6.2f}  {name[:40]:40}  {source[-60:]}")
 
