@@ -32,7 +32,9 @@ def main(argv):
     raise app.UsageError("--config and --target are needed; see --help")
   jax.config.update("jax_platforms", "cpu")
   out, rows = pathlib.Path(_OUT.value), []
-  origin = provenance.describe() | dict(command=" ".join(sys.argv[1:]))
+  origin = provenance.describe() | dict(
+    command=" ".join(x for x in sys.argv[1:] if not x.startswith("--out"))
+  )
   try:
     config_file.CONFIG.value.validate()
     machines = [pods.machine(target) for target in _TARGETS.value]

@@ -1,7 +1,7 @@
 """Takes a trained model out of its workdir: plain orbax weights, or the public safetensors format.
 
-  python -m experiments.export --workdir=/tmp/demo --output=/tmp/demo-weights
-  python -m experiments.export --workdir=/tmp/demo --output=/tmp/demo-fla --format=safetensors
+  python -m experiments.export --workdir=results/lm --output=results/weights
+  python -m experiments.export --workdir=results/lm --output=results/fla --format=safetensors
 
 The first is read by `deltanet_jax.train.export.load_trained` and, as a dictionary of arrays, by
 orbax alone; the second by `deltanet_jax.interop.load_fla` and by the public PyTorch library.

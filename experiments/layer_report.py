@@ -53,7 +53,7 @@ def measure(worker, target, mixer):
     row = dict(target=target, preset=_PRESET.value, **shape, backward=backward)
     try:
       hlo, unit = worker.call(compile_layer, target, _PRESET.value, *shape.values(), backward)
-    except Exception as error:  # whatever a compiler raises is the result
+    except RuntimeError as error:  # the compilers' own, or the end of their process
       yield row | dict(error=str(error).strip().split("\n")[0])
       continue
     found = sorted(moves(hlo), key=lambda move: -move.bytes)

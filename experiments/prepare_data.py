@@ -3,7 +3,7 @@
 Input is a text file (one document), JSON lines (one document a line) or a folder of such files,
 plain or ending in .gz, .xz or .zst. Interrupted, the same command goes on; finished, it checks.
 
-  python -m experiments.prepare_data --output=/tmp/austen --validation=0.1
+  python -m experiments.prepare_data --output=results/austen --validation=0.1
   python -m experiments.prepare_data --input=FOLDER --output=FOLDER --tokenizer=mistral
 """
 

@@ -1,6 +1,6 @@
 """Trains a model: `--config` is the experiment, `--workdir` is where it goes and goes on.
 
-  python -m experiments.train --config=experiments/configs/demo.py --workdir=/tmp/demo
+  python -m experiments.train --config=experiments/configs/demo.py --workdir=results/lm
   python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --workdir=DIR \\
     --config.data.corpus=CORPUS --config.mesh.fsdp=8
 

@@ -1,7 +1,7 @@
 """The demo: a small DeltaNet on two novels, byte by byte. Minutes on 2 CPU cores.
 
-python -m experiments.train --config=experiments/configs/demo.py --workdir=/tmp/demo
-python -m experiments.train --config=experiments/configs/demo.py:transformer --workdir=/tmp/demo-t
+python -m experiments.train --config=experiments/configs/demo.py --workdir=results/lm
+python -m experiments.train --config=experiments/configs/demo.py:transformer --workdir=results/lm-t
 """
 
 from deltanet_jax.config import (

@@ -147,7 +147,6 @@ def test_compile_time_does_not_grow_with_depth():
   assert min(times[24]) < 1.5 * min(times[4]), times
 
 
-# What the delta rule becomes on each platform, forward and backward.
 def test_head_multiplies_in_the_models_dtype():
   """Products of bfloat16 in both directions, float32 sums; gradients near those of float64."""
   rng = np.random.default_rng(0)
@@ -167,6 +166,7 @@ def test_head_multiplies_in_the_models_dtype():
   assert len(factors) == 3 and not any("f32" in x for x in factors), factors
 
 
+# What the delta rule becomes on each platform, forward and backward.
 KERNELS = {
   "cuda": ("delta_rule_fwd", "delta_rule_grads"),
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),

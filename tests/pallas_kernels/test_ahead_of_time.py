@@ -23,8 +23,6 @@ BYTES_OVER_MINIMUM = 1.1
 
 
 def report(target, inputs, dtype="bfloat16"):
-  if problem := aot.missing(target):
-    pytest.skip(problem)
   platform = aot.TARGETS[target].platform
   chunk = kernel_programs.CHUNKS[platform]
   rows = []
@@ -52,8 +50,6 @@ def test_tpu_kernels_compile(target):
 @pytest.mark.aot
 def test_float32_products_take_six_passes_on_tpu():
   """The matrix unit multiplies bfloat16: float32 needs six times its instructions, never one."""
-  if problem := aot.missing("v6e"):
-    pytest.skip(problem)
   products = {}
   with aot.Worker("v6e") as worker:
     for dtype in ("bfloat16", "float32"):
@@ -100,8 +96,6 @@ def decoding_loop(target):
 @pytest.mark.parametrize("target", ["v5e", "h100"])
 def test_decoding_moves_the_states_once(target):
   """Only the kernel touches the states of all layers: nothing copies, slices or rebuilds them."""
-  if problem := aot.missing(target):
-    pytest.skip(problem)
   with aot.Worker(target) as worker:
     hlo, shape = worker.call(decoding_loop, target)
   states = f"f32[{','.join(map(str, shape))}]"
@@ -119,8 +113,6 @@ def head_norm_bytes(target):
 @pytest.mark.aot
 def test_norms_of_heads_keep_their_layout_on_tpu():
   """Read for the sums, read, written; by a reduction over [B L H d] it is 19 times the array."""
-  if problem := aot.missing("v5e"):
-    pytest.skip(problem)
   with aot.Worker("v5e") as worker:
     assert worker.call(head_norm_bytes, "v5e") <= 4.1
 
