@@ -6,7 +6,7 @@ from deltanet_jax.config import AttentionConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, merge_heads, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache, rope
-from deltanet_jax.ops.segments import positions
+from deltanet_jax.ops.documents import positions
 from deltanet_jax.sharding import locally
 
 

@@ -8,7 +8,7 @@ from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, dt_bias, param, split_heads
 from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, per_head, run_delta_rule
 from deltanet_jax.ops import l2_norm
-from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.dtypes import wide_dtype
 
 
 class GatedDeltaNet(Mixer):

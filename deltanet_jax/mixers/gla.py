@@ -7,7 +7,7 @@ from deltanet_jax.config import GLAConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, split_heads
 from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_linear_attention
-from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.dtypes import wide_dtype
 
 
 class GLA(Mixer):

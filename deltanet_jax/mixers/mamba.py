@@ -10,7 +10,7 @@ from deltanet_jax.config import MambaConfig
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import elementwise_scan
-from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.dtypes import wide_dtype
 
 
 class Mamba(Mixer):

@@ -8,8 +8,8 @@ from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import split_heads
 from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_linear_attention
 from deltanet_jax.ops import rope
-from deltanet_jax.ops.norms import wide_dtype
-from deltanet_jax.ops.segments import positions
+from deltanet_jax.ops.documents import positions
+from deltanet_jax.ops.dtypes import wide_dtype
 
 
 class RetNet(Mixer):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers.layers import Linear, RMSNorm, normal, param
 from deltanet_jax.models.stack import Stack, find_repeats
-from deltanet_jax.ops.norms import wide_dtype
+from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import constrain
 
 

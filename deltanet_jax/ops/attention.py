@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.norms import wide
-from deltanet_jax.ops.segments import positions, runs
+from deltanet_jax.ops.documents import number_documents, positions
+from deltanet_jax.ops.dtypes import wide
 from deltanet_jax.ops.slot import Slot, read, write, write_at
 
 Implementation = Literal["plain", "xla", "cudnn"]
@@ -52,13 +52,13 @@ def causal_attention(
   if implementation is None:
     cudnn = jax.default_backend() == "gpu" and _cudnn_serves(q)
     implementation = "cudnn" if cudnn else _portable(q)
-  run = None if segment_ids is None else runs(segment_ids)
+  documents = None if segment_ids is None else number_documents(segment_ids)
   if window is None or 2 * window >= L or implementation == "cudnn":
     mask = None
-    if run is not None:
+    if documents is not None:
       index = jnp.arange(L, dtype=jnp.int32)
       mask = _causal(index[:, None], index[None, :], window)[None]
-      mask = mask & (run[:, :, None] == run[:, None, :])
+      mask = mask & (documents[:, :, None] == documents[:, None, :])
     return _attend(q, k, v, mask, implementation, window)
 
   # Blocks of `window` tokens see themselves and the block before: L * 2 window scores, not L * L.
@@ -66,8 +66,12 @@ def causal_attention(
   pad = n * window - L
   q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
   index = jnp.arange(n * window, dtype=jnp.int32)[None, :]
-  number = jnp.zeros_like(index) if run is None else jnp.pad(run, ((0, 0), (0, pad)), mode="edge")
-  number, index = jnp.broadcast_arrays(number, jnp.broadcast_to(index, (B, n * window)))
+  documents = (
+    jnp.zeros_like(index)
+    if documents is None
+    else jnp.pad(documents, ((0, 0), (0, pad)), mode="edge")
+  )
+  documents, index = jnp.broadcast_arrays(documents, jnp.broadcast_to(index, (B, n * window)))
 
   def blocks(x, before):
     x = x.reshape(B, n, window, *x.shape[2:])
@@ -78,7 +82,7 @@ def causal_attention(
 
   # The block before the first has index -window, out of every window.
   mask = _causal(blocks(index, None)[:, :, None], blocks(index, -window)[:, None, :], window)
-  mask = mask & (blocks(number, None)[:, :, None] == blocks(number, -1)[:, None, :])
+  mask = mask & (blocks(documents, None)[:, :, None] == blocks(documents, -1)[:, None, :])
   o = _attend(blocks(q, None), blocks(k, 0), blocks(v, 0), mask, implementation)
   return o.reshape(B, n * window, H, d)[:, :L]
 

@@ -64,9 +64,3 @@ def check_chunk(chunk):
 def check_implementation(implementation, known):
   if implementation not in known:
     raise ValueError(f"implementation is {implementation!r}, expected one of {list(known)}.")
-
-
-def state_dtype(*arrays):
-  """float64 if any input is, else float32."""
-  wide = any(x is not None and x.dtype == jnp.float64 for x in arrays)
-  return jnp.float64 if wide else jnp.float32

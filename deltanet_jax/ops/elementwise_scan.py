@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from deltanet_jax.ops.segments import changes
+from deltanet_jax.ops.documents import changes
 
 
 def elementwise_scan(

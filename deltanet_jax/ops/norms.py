@@ -9,19 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from deltanet_jax.ops.dtypes import wide
 from pallas_kernels.precision import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
 _EPS = 1e-6
-
-
-def wide_dtype(dtype):
-  """float32, or float64 for float64: the dtype of states, sums and softmax."""
-  return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
-
-
-def wide(x):
-  return x.astype(wide_dtype(x.dtype))
 
 
 def rms_norm(

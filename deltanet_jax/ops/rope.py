@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.norms import wide
+from deltanet_jax.ops.dtypes import wide
 
 
 def rope(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.norms import wide, wide_dtype
-from deltanet_jax.ops.segments import runs
+from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.dtypes import wide, wide_dtype
 
 
 def short_conv(
@@ -28,19 +28,21 @@ def short_conv(
   W = kernel.shape[0]
   if state is not None and state.shape != (B, W - 1, d):
     raise ValueError(f"state has shape {state.shape}, expected [B, W-1, d] = {[B, W - 1, d]}.")
-  run = None if segment_ids is None else runs(segment_ids)
+  documents = None if segment_ids is None else number_documents(segment_ids)
   if state is None:
-    y, last = _conv(x, kernel, bias, run), min(L, W - 1)
+    y, last = _conv(x, kernel, bias, documents), min(L, W - 1)
     after = jnp.pad(x[:, L - last :], ((0, 0), (W - 1 - last, 0), (0, 0)))
-    after_run = None if run is None else jnp.pad(run[:, L - last :], ((0, 0), (W - 1 - last, 0)))
+    after_documents = (
+      None if documents is None else jnp.pad(documents[:, L - last :], ((0, 0), (W - 1 - last, 0)))
+    )
   else:
     # The tokens in `state` are of document 0, the first one of the row.
     x = jnp.concatenate([state.astype(x.dtype), x], axis=1)
-    run = None if run is None else jnp.pad(run, ((0, 0), (W - 1, 0)))
-    y = _filter(x, kernel, bias, run)[:, W - 1 :].astype(x.dtype)
-    after, after_run = x[:, L:], None if run is None else run[:, L:]
-  if run is not None:
-    after = jnp.where((after_run == run[:, -1:])[..., None], after, 0)
+    documents = None if documents is None else jnp.pad(documents, ((0, 0), (W - 1, 0)))
+    y = _filter(x, kernel, bias, documents)[:, W - 1 :].astype(x.dtype)
+    after, after_documents = x[:, L:], None if documents is None else documents[:, L:]
+  if documents is not None:
+    after = jnp.where((after_documents == documents[:, -1:])[..., None], after, 0)
   return y, after
 
 
@@ -49,37 +51,37 @@ def _shift(x, s):
   return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (s, -s, 0), (0, 0, 0)])
 
 
-def _same(run, s, x):
+def _same(documents, s, x):
   """x_t where token t - s is of t's document, else 0."""
-  if run is None or s == 0:
+  if documents is None or s == 0:
     return x
-  before = lax.pad(run, jnp.full((), -1, run.dtype), [(0, 0, 0), (s, -s, 0)])
-  return jnp.where((before == run)[..., None], x, 0)
+  before = lax.pad(documents, jnp.full((), -1, documents.dtype), [(0, 0, 0), (s, -s, 0)])
+  return jnp.where((before == documents)[..., None], x, 0)
 
 
-def _filter(x, kernel, bias, run):
+def _filter(x, kernel, bias, documents):
   """sum_s kernel_{W-1-s} x_{t-s} + bias, float32 at least."""
   taps = kernel.astype(wide_dtype(x.dtype))[::-1, None, None]
-  y = sum(wide(_same(run, s, _shift(x, s))) * tap for s, tap in enumerate(taps))
+  y = sum(wide(_same(documents, s, _shift(x, s))) * tap for s, tap in enumerate(taps))
   return y if bias is None else y + bias.astype(y.dtype)[None, None]
 
 
 @jax.custom_vjp
-def _conv(x, kernel, bias, run):
-  return _filter(x, kernel, bias, run).astype(x.dtype)
+def _conv(x, kernel, bias, documents):
+  return _filter(x, kernel, bias, documents).astype(x.dtype)
 
 
-def _conv_fwd(x, kernel, bias, run):
-  return _conv(x, kernel, bias, run), (x, kernel, bias, run)
+def _conv_fwd(x, kernel, bias, documents):
+  return _conv(x, kernel, bias, documents), (x, kernel, bias, documents)
 
 
 def _conv_bwd(residuals, d):
   # By hand: autodiff writes the gradient of every tap, in x's dtype, and adds them up after that.
-  x, kernel, bias, run = residuals
+  x, kernel, bias, documents = residuals
   taps = kernel.astype(wide_dtype(x.dtype))[::-1, None, None]
-  dx = sum(wide(_shift(_same(run, s, d), -s)) * tap for s, tap in enumerate(taps))
+  dx = sum(wide(_shift(_same(documents, s, d), -s)) * tap for s, tap in enumerate(taps))
   total = lambda y: y.sum(axis=(0, 1))
-  dkernel = [total(wide(d) * wide(_same(run, s, _shift(x, s)))) for s in range(len(taps))]
+  dkernel = [total(wide(d) * wide(_same(documents, s, _shift(x, s)))) for s in range(len(taps))]
   dbias = None if bias is None else total(wide(d)).astype(bias.dtype)
   return dx.astype(x.dtype), jnp.stack(dkernel[::-1]).astype(kernel.dtype), dbias, None
 

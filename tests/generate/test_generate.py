@@ -10,7 +10,7 @@ import pytest
 from deltanet_jax.generate import Sampling, generate, sample
 from deltanet_jax.generate.loop import decode, left_pad, prefill
 from deltanet_jax.models import preset
-from tests.models.cases import random_model
+from tests.support.models import random_model
 
 PROMPTS = [[5, 9, 2, 77, 31, 8, 8, 1, 60], [200], [17, 3, 3, 250]]
 

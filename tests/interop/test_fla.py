@@ -15,9 +15,9 @@ from deltanet_jax.interop import fla_tensors, load_fla, save_fla
 from deltanet_jax.interop.fla_config import from_fla
 from deltanet_jax.models import preset
 from deltanet_jax.models.build import abstract
+from deltanet_jax.ops.numerics import rel_rms
 from tests.interop import plain_deltanet
-from tests.models.cases import random_model
-from tests.tolerances import rel_rms
+from tests.support.models import random_model
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "model_f32_T40"
 DEFAULTS = json.loads((GOLDEN / "config.json").read_text())

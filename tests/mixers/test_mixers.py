@@ -8,8 +8,8 @@ from jax import lax
 
 from deltanet_jax import config
 from deltanet_jax.mixers import build_mixer
-from tests.mixers.cases import CASES, B, D, L, make
-from tests.tolerances import rel_rms
+from deltanet_jax.ops.numerics import rel_rms
+from tests.support.mixers import CASES, B, D, L, make
 
 ALL = pytest.mark.parametrize("name", CASES)
 # Documents of a packed row: over a chunk's border, and one of a single token.

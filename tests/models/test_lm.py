@@ -16,8 +16,9 @@ from deltanet_jax.config import DeltaNetConfig, GatedDeltaNetConfig
 from deltanet_jax.models import LM, PRESETS, build, logical_axes, preset
 from deltanet_jax.models.build import abstract
 from deltanet_jax.models.lm import head_logits
-from tests.models.cases import random_model
-from tests.tolerances import assert_close, rel_rms
+from deltanet_jax.ops.numerics import rel_rms
+from tests.support.models import random_model
+from tests.support.tolerances import assert_close
 
 B, L = 2, 19
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (B, L)), jnp.int32)

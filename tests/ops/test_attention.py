@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
-from tests.tolerances import rel_rms
+from deltanet_jax.ops.numerics import rel_rms
 
 B, L, H, Hk, d = 2, 11, 4, 2, 4
 RNG = np.random.default_rng(0)

@@ -19,9 +19,10 @@ from deltanet_jax.ops import (
   ut_transform,
   wy_representation,
 )
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from tests.ops.delta_rule_cases import jax_inputs, reference, value_and_grads
-from tests.tolerances import REL_RMS, assert_close, rel_rms
+from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
+from deltanet_jax.ops.numerics import rel_rms
+from tests.support.delta_rule import jax_inputs, reference, value_and_grads
+from tests.support.tolerances import REL_RMS, assert_close
 
 GATES = ("none", "scalar", "vector")
 # Every length and every chunk size, packed and not, with each gate; `test_full_grid` has them all.
@@ -112,42 +113,7 @@ def test_wy_recursion_equals_ut_transform(max_beta):
   assert rel_rms(S0 + K.T @ (U - W @ S0), S[0, 0]) < 1e-12
 
 
-def ugly_inputs(kind):
-  L, d = 4096, 32
-  rng = np.random.default_rng(0)
-  inputs = random_inputs(Spec(L=L, H=1, dk=d))
-  unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
-  few = unit(rng.standard_normal((8, d)))
-  period = {"identical": 1, "identical_beta_2": 1, "alternating": 2, "period_8": 8}.get(kind)
-  if period:
-    inputs["k"][0, :, 0] = few[np.arange(L) % period]
-    inputs["beta"][:] = 2.0 if kind == "identical_beta_2" else 1.0
-  match kind:
-    case "nearly_identical":
-      inputs["k"][0, :, 0] = unit(few[0] + 1e-3 * rng.standard_normal((L, d)))
-      inputs["beta"][:] = 1.0
-    case "zero_keys":
-      inputs["k"][:] = 0.0
-    case "beta_0":
-      inputs["beta"][:] = 0.0
-    case "huge_values":
-      inputs["v"] *= 1e4
-  return inputs
-
-
-@pytest.mark.parametrize(
-  "kind",
-  [
-    "identical",
-    "identical_beta_2",
-    "alternating",
-    "period_8",
-    "nearly_identical",
-    "zero_keys",
-    "beta_0",
-    "huge_values",
-  ],
-)
+@pytest.mark.parametrize("kind", UGLY)
 def test_ugly_inputs(kind):
   inputs = {name: x.astype(np.float32).astype(np.float64) for name, x in ugly_inputs(kind).items()}
   want = value_and_grads(inputs, "float64", implementation="recurrent")

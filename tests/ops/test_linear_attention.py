@@ -7,7 +7,8 @@ import pytest
 
 from deltanet_jax.ops import linear_attention, linear_attention_step
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from tests.tolerances import assert_close, rel_rms
+from deltanet_jax.ops.numerics import rel_rms
+from tests.support.tolerances import assert_close
 
 
 def inputs_of(spec, dtype="float64"):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import elementwise_scan, l1_norm, l2_norm, rms_norm, rope, short_conv
-from deltanet_jax.ops.norms import wide_dtype
-from deltanet_jax.ops.segments import positions
-from tests.tolerances import rel_rms
+from deltanet_jax.ops.documents import positions
+from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.numerics import rel_rms
 
 RNG = np.random.default_rng(0)
 # Documents of two rows of 11 tokens: single tokens, an id that comes back, one document.

@@ -10,19 +10,15 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from deltanet_jax.ops import delta_rule, delta_rule_step
-from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
+from deltanet_jax.ops.numerics import rel_rms
 from deltanet_jax.ops.slot import Slot
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
-from tests.ops.delta_rule_cases import jax_inputs, reference, value_and_grads
-from tests.ops.test_delta_rule import ugly_inputs
-from tests.tolerances import UGLY_REL_RMS, assert_close, rel_rms
+from tests.support.delta_rule import jax_inputs, reference, value_and_grads
+from tests.support.tolerances import UGLY_REL_RMS, assert_close
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=16, dv=32)
-UGLY = (
-  *("identical", "identical_beta_2", "alternating", "period_8", "nearly_identical"),
-  *("zero_keys", "beta_0", "huge_values"),
-)
 # Each feature on and off, lengths 1, off and on the grid, both dtypes; interpret mode is slow to
 # compile, so not every product of them.
 CASES = [

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.train.mesh_worker import MESHES
+from tests.support.mesh_worker import MESHES
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def finish(process, code=0):
 
 def test_eight_devices_are_one(tmp_path):
   # One test, not many with a fixture, which each of pytest's processes would compute for itself.
-  output = finish(launch(["-m", "tests.train.mesh_worker", str(tmp_path)], devices=8))
+  output = finish(launch(["-m", "tests.support.mesh_worker", str(tmp_path)], devices=8))
   rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
   reports = {row.pop("name"): row for row in rows}
   # Norms of a head stay whole, and a tiny model has many.
@@ -51,7 +51,7 @@ def test_eight_devices_are_one(tmp_path):
 
 
 def train_words(corpus, workdir, *more):
-  config = "--config=tests/train/tiny_config.py"
+  config = "--config=tests/support/tiny_config.py"
   words = ["-m", "experiments.train", config, f"--workdir={workdir}", *more]
   return [*words, f"--config.data.corpus={corpus.train.folder}"]
 

@@ -17,11 +17,10 @@ from deltanet_jax.ops.checks import (
   check_inputs,
   check_qk,
   check_segment_ids,
-  state_dtype,
 )
 from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
-from deltanet_jax.ops.precision import products_for
-from deltanet_jax.ops.segments import runs
+from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
 from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
 
@@ -100,15 +99,15 @@ def delta_rule(
   if implementation == "by_platform":
     return _by_platform(q, k, v, beta, **options)
   dtype = state_dtype(q, k, v, beta, g, S0)
-  run = None if segment_ids is None else runs(segment_ids)
+  documents = None if segment_ids is None else number_documents(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
-    return chunkwise.chunkwise(q, k, v, beta, g, S0, run, scale=float(scale), chunk=chunk)
+    return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, scale=float(scale), chunk=chunk)
   form = reference.recurrent if implementation == "recurrent" else parallel.parallel
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   with products_for(v.dtype):
-    o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, run)
+    o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, documents)
   return o.astype(v.dtype), S
 
 
@@ -233,8 +232,8 @@ def delta_rule_attention(
   check_floating(q=q, k=k, beta=beta, g=g)
   check_segment_ids(segment_ids, (B, L))
   dtype = state_dtype(q, k, beta, g)
-  run = None if segment_ids is None else runs(segment_ids)
+  documents = None if segment_ids is None else number_documents(segment_ids)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   with products_for(k.dtype):
-    return parallel.attention(q, k, beta.astype(dtype), g, run)
+    return parallel.attention(q, k, beta.astype(dtype), g, documents)

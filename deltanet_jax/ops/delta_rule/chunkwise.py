@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deltanet_jax.ops import decay as decays
-from deltanet_jax.ops.precision import products_for
+from deltanet_jax.ops import chunk_decay as decays
+from deltanet_jax.ops.dtypes import products_for
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 # Tokens times head size that are worked on together: 512 tokens of size 64. The intermediates of
@@ -51,22 +51,25 @@ class Inverse(NamedTuple):
 
 
 class Inputs(NamedTuple):
-  """Whole sequences `[B L H ·]`, or one chunk of one head `[C ·]`; `carry_run` is per chunk."""
+  """Whole sequences `[B L H ·]`, or one chunk of one head `[C ·]`.
+
+  `carried_document`, the number of the document that a chunk's first state is of, is per chunk.
+  """
 
   q: jax.Array
   k: jax.Array
   v: jax.Array
   beta: jax.Array
   g: jax.Array | None
-  run: jax.Array | None
-  carry_run: jax.Array | None
+  documents: jax.Array | None
+  carried_document: jax.Array | None
 
 
-def chunkwise(q, k, v, beta, g, S0, run, *, scale, chunk, autodiff=False):
+def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, autodiff=False):
   """(o, S) of the delta rule, `[B L H ·]`; q and k may have fewer heads than v.
 
   Args:
-    run: `[B L]` number of each token's document, ascending, or None.
+    documents: `[B L]` number of each token's document, ascending, or None.
     chunk: power of two, or None for the fastest on a CPU.
     autodiff: leaves the gradient to JAX, which then keeps every intermediate; for comparison.
   """
@@ -80,12 +83,12 @@ def chunkwise(q, k, v, beta, g, S0, run, *, scale, chunk, autodiff=False):
   if pad:
     # A padded token has beta = 0 and g = 0: it leaves the state as it is.
     q, k, v, beta, g = jax.tree.map(lambda x: _pad(x, pad), (q, k, v, beta, g))
-    run = None if run is None else _pad(run, pad, mode="edge")
-  carry_run = None
-  if run is not None:
+    documents = None if documents is None else _pad(documents, pad, mode="edge")
+  carried_document = None
+  if documents is not None:
     # The state a chunk receives belongs to the document of the token before it, S0 to the first.
-    carry_run = jnp.concatenate([run[:, :1], run[:, C - 1 : -1 : C]], axis=1)
-  inputs = Inputs(q, k, v, beta, g, run, carry_run)
+    carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1)
+  inputs = Inputs(q, k, v, beta, g, documents, carried_document)
   if autodiff:
     (o, S), _ = _forward(inputs, S0, scale, C, per_block)
   else:
@@ -149,7 +152,7 @@ def _backward(scale, C, per_block, residuals, cotangents):
 
   with products_for(inputs.v.dtype):
     dS, grads = _either(reflecting, run)
-  return Inputs(*grads, run=None, carry_run=None), dS
+  return Inputs(*grads, documents=None, carried_document=None), dS
 
 
 _chunkwise.defvjp(_forward, _backward)
@@ -186,12 +189,16 @@ def _block(inputs, i, scale, C, per_block, dtype):
   q, k, v, beta, g = jax.tree.map(
     lambda x: _split_heads(_slice(x, i, C * per_block), C, heads, dtype), tuple(inputs[:5])
   )
-  run, carry_run = inputs.run, inputs.carry_run
-  if run is not None:
-    run = _split_heads(_slice(run, i, C * per_block)[:, :, None], C, heads, run.dtype)
-    carry_run = _split_heads(_slice(carry_run, i, per_block)[:, :, None], 1, heads, run.dtype)
-    carry_run = carry_run[..., 0]
-  return Inputs(q * scale, k, v, beta, g, run, carry_run)
+  documents, carried_document = inputs.documents, inputs.carried_document
+  if documents is not None:
+    documents = _split_heads(
+      _slice(documents, i, C * per_block)[:, :, None], C, heads, documents.dtype
+    )
+    carried_document = _split_heads(
+      _slice(carried_document, i, per_block)[:, :, None], 1, heads, documents.dtype
+    )
+    carried_document = carried_document[..., 0]
+  return Inputs(q * scale, k, v, beta, g, documents, carried_document)
 
 
 def _over_chunks(f):
@@ -237,7 +244,7 @@ def _with_rest(X, x, KK, decay, correct):
 
 
 def _decay(x):
-  return decays.chunk_decay(x.g, x.run, x.carry_run, x.v.dtype)
+  return decays.chunk_decay(x.g, x.documents, x.carried_document, x.v.dtype)
 
 
 def _causal(C, dtype):

@@ -4,36 +4,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops import chunk_decay as decays
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
-def _whole_head(q, k, beta, g, run):
+def _whole_head(q, k, beta, g, documents):
   """P, T = (I + A)^-1 diag(beta) and the decay of one head, the sequence being one chunk."""
   L = q.shape[0]
-  decay = decays.chunk_decay(g, run, None if run is None else run[0], q.dtype)
+  decay = decays.chunk_decay(g, documents, None if documents is None else documents[0], q.dtype)
   lower = np.tril(np.ones((L, L)))
   mask = jnp.asarray(np.stack([lower, np.tril(lower, -1)]), q.dtype)
   P, KK = decays.scores(jnp.stack([q, k]), k, decay, mask)
   return P, unit_lower_inverse(beta[:, None] * KK) * beta[None, :], decay
 
 
-def attention(q, k, beta, g, run):
+def attention(q, k, beta, g, documents):
   """A = (Q K^T * M) T, `[B H L L]`, so that o = A v for a state that starts from zero."""
 
-  def one_head(q, k, beta, g, run):
-    P, T, _ = _whole_head(q, k, beta, g, run)
+  def one_head(q, k, beta, g, documents):
+    P, T, _ = _whole_head(q, k, beta, g, documents)
     return P @ T
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, None))
-  return jax.vmap(heads)(q, k, beta, g, run)
+  return jax.vmap(heads)(q, k, beta, g, documents)
 
 
-def parallel(q, k, v, beta, g, S0, run):
+def parallel(q, k, v, beta, g, S0, documents):
   """(o, S) from the whole L x L matrices; q and k have as many heads as v."""
 
-  def one_head(q, k, v, beta, g, S0, run):
-    P, T, decay = _whole_head(q, k, beta, g, run)
+  def one_head(q, k, v, beta, g, S0, documents):
+    P, T, decay = _whole_head(q, k, beta, g, documents)
     if decay is None:
       R = T @ (v - k @ S0)
       return q @ S0 + P @ R, S0 + k.T @ R
@@ -41,4 +41,4 @@ def parallel(q, k, v, beta, g, S0, run):
     return (decay.into * q) @ S0 + P @ R, decay.whole * S0 + (decay.out * k).T @ R
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, beta, g, S0, run)
+  return jax.vmap(heads)(q, k, v, beta, g, S0, documents)

@@ -52,8 +52,45 @@ def random_inputs(spec: Spec, seed: int = 0, dtype="float64") -> dict[str, np.nd
     inputs["g"] = -np.exp(rng.uniform(np.log(1e-3), np.log(20), shape))
   inputs = {name: x.astype(dtype) for name, x in inputs.items()}
   if spec.packed:
-    # Boundaries at random plus a run of documents of one token each in the middle of the row.
+    # Boundaries at random plus documents of one token each in the middle of the row.
     starts = rng.random((B, L)) < 5 / L
     starts[:, L // 2 : L // 2 + 3] = True
     inputs["segment_ids"] = (np.cumsum(starts, axis=1) % 3).astype("int32")
+  return inputs
+
+
+UGLY = (
+  "identical",
+  "identical_beta_2",
+  "alternating",
+  "period_8",
+  "nearly_identical",
+  "zero_keys",
+  "beta_0",
+  "huge_values",
+)
+
+
+def ugly_inputs(kind: str, L: int = 4096, d: int = 32) -> dict[str, np.ndarray]:
+  """Inputs that amplify rounding, by a name of UGLY: keys that repeat, vanish, huge values."""
+  if kind not in UGLY:
+    raise ValueError(f"kind is {kind!r}, expected one of {UGLY}.")
+  rng = np.random.default_rng(0)
+  inputs = random_inputs(Spec(L=L, H=1, dk=d))
+  unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+  few = unit(rng.standard_normal((8, d)))
+  period = {"identical": 1, "identical_beta_2": 1, "alternating": 2, "period_8": 8}.get(kind)
+  if period:
+    inputs["k"][0, :, 0] = few[np.arange(L) % period]
+    inputs["beta"][:] = 2.0 if kind == "identical_beta_2" else 1.0
+  match kind:
+    case "nearly_identical":
+      inputs["k"][0, :, 0] = unit(few[0] + 1e-3 * rng.standard_normal((L, d)))
+      inputs["beta"][:] = 1.0
+    case "zero_keys":
+      inputs["k"][:] = 0.0
+    case "beta_0":
+      inputs["beta"][:] = 0.0
+    case "huge_values":
+      inputs["v"] *= 1e4
   return inputs

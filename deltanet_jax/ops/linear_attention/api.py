@@ -5,10 +5,10 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.checks import check_chunk, check_implementation, check_inputs, state_dtype
+from deltanet_jax.ops.checks import check_chunk, check_implementation, check_inputs
+from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
-from deltanet_jax.ops.precision import products_for
-from deltanet_jax.ops.segments import runs
 
 Implementation = Literal["recurrent", "chunkwise"]
 
@@ -46,15 +46,15 @@ def linear_attention(
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, S0)
-  run = None if segment_ids is None else runs(segment_ids)
+  documents = None if segment_ids is None else number_documents(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   if implementation == "chunkwise":
-    o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, run, chunk=chunk, given=v.dtype)
+    o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, documents, chunk=chunk, given=v.dtype)
   else:
     with products_for(v.dtype):
-      o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, run)
+      o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, documents)
   return o.astype(v.dtype), S
 
 

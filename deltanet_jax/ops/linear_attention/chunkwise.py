@@ -12,26 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deltanet_jax.ops import decay as decays
-from deltanet_jax.ops.precision import products_for
+from deltanet_jax.ops import chunk_decay as decays
+from deltanet_jax.ops.dtypes import products_for
 
 
-def chunkwise(q, k, v, g, S0, run, *, chunk, given):
+def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
-    run: `[B L]` number of each token's document, ascending, or None.
+    documents: `[B L]` number of each token's document, ascending, or None.
     given: dtype in which the values came; products are as exact as it deserves.
   """
   B, L = q.shape[:2]
   C = min(chunk, 1 << (L - 1).bit_length())
   n = -(-L // C)
   pad = n * C - L
-  carry_run = None
-  if run is not None:
-    run = jnp.pad(run, ((0, 0), (0, pad)), mode="edge")
+  carried_document = None
+  if documents is not None:
+    documents = jnp.pad(documents, ((0, 0), (0, pad)), mode="edge")
     # A chunk starts from the state of the token before it, S0 belongs to the first document.
-    carry_run = jnp.concatenate([run[:, :1], run[:, C - 1 : -1 : C]], axis=1).T
+    carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1).T
 
   def split(x):
     """[B L ..] to [n B C ..]; padded tokens are zero, so their g is 0 and they write nothing."""
@@ -42,8 +42,8 @@ def chunkwise(q, k, v, g, S0, run, *, chunk, given):
   one_head = functools.partial(_chunk, given=given)
   heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   body = lambda S, xs: jax.vmap(heads)(S, *xs)
-  inputs = jax.tree.map(split, (q, k, v, g, run))
-  S, o = lax.scan(body, S0, (*inputs, carry_run))
+  inputs = jax.tree.map(split, (q, k, v, g, documents))
+  S, o = lax.scan(body, S0, (*inputs, carried_document))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
 
@@ -51,31 +51,31 @@ def chunkwise(q, k, v, g, S0, run, *, chunk, given):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnames=("given",))
-def _chunk(S, Q, K, V, g, run, carry_run, given):
+def _chunk(S, Q, K, V, g, documents, carried_document, given):
   """(S after the chunk, O)."""
-  return _forward(S, Q, K, V, g, run, carry_run, given)[0]
+  return _forward(S, Q, K, V, g, documents, carried_document, given)[0]
 
 
 def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _forward(S, Q, K, V, g, run, carry_run, given):
+def _forward(S, Q, K, V, g, documents, carried_document, given):
   with products_for(given):
-    decay = decays.chunk_decay(g, run, carry_run, V.dtype)
+    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
     P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
     into, out, whole = (1, 1, 1) if decay is None else decay[:3]
     result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
-  return result, (S, Q, K, V, g, run, carry_run)
+  return result, (S, Q, K, V, g, documents, carried_document)
 
 
 def _backward(given, residuals, cotangents):
   """Gradients with scores and decays computed anew."""
-  S, Q, K, V, g, run, carry_run = residuals
+  S, Q, K, V, g, documents, carried_document = residuals
   dS, dO = cotangents
   # Asked for here too: the backward is traced after the forward's context has ended.
   with products_for(given):
-    decay = decays.chunk_decay(g, run, carry_run, V.dtype)
+    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
     causal = _causal(K.shape[0], K.dtype)
     P = decays.scores(Q[None], K, decay, causal)
     into, out, whole = (1, 1, 1) if decay is None else decay[:3]

@@ -13,19 +13,19 @@ def step(S, q_t, k_t, v_t, g_t=None):
   return S, q_t @ S
 
 
-def recurrent(q, k, v, g, S0, run):
-  """`lax.scan` of `step` over tokens, `[B L H ·]`; the state is emptied where `run` changes."""
+def recurrent(q, k, v, g, S0, documents):
+  """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a document begins."""
 
-  def one_head(q, k, v, g, S0, run):
+  def one_head(q, k, v, g, S0, documents):
     def body(S, x):
       new_document, token = x
       if new_document is not None:
         S = jnp.where(new_document, 0, S)
       return step(S, *token)
 
-    begins = None if run is None else jnp.diff(run, prepend=run[:1]) != 0
+    begins = None if documents is None else jnp.diff(documents, prepend=documents[:1]) != 0
     S, o = lax.scan(body, S0, (begins, (q, k, v, g)))
     return o, S
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, g, S0, run)
+  return jax.vmap(heads)(q, k, v, g, S0, documents)

@@ -10,7 +10,7 @@ def changes(segment_ids: Int[Array, "B L"]) -> Bool[Array, "B L"]:
   return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
 
 
-def runs(segment_ids: Int[Array, "B L"]) -> Int[Array, "B L"]:
+def number_documents(segment_ids: Int[Array, "B L"]) -> Int[Array, "B L"]:
   """Numbers the documents of each row 0, 1, ..: an id that comes back later is a new document."""
   return jnp.cumsum(changes(segment_ids), axis=1, dtype=jnp.int32)
 

@@ -34,14 +34,15 @@ class Decay(NamedTuple):
   same: jax.Array | None  # [C C]: 1 where rows i and j are of one document
 
 
-def chunk_decay(g, run, carry_run, dtype) -> Decay | None:
+def chunk_decay(g, documents, carried_document, dtype) -> Decay | None:
   """Decay factors of one chunk from its log decays and document numbers.
 
   Args:
     g: `[C]` per head, `[C dk]` per key channel, or None.
-    run: `[C]` number of each row's document, or None; `carry_run` is the carried state's.
+    documents: `[C]` number of each row's document, or None; `carried_document` is that of the
+      carried state.
   """
-  if g is None and run is None:
+  if g is None and documents is None:
     return None
   hi = lo = same = None
   into = out = whole = jnp.ones((1, 1), dtype)
@@ -50,11 +51,11 @@ def chunk_decay(g, run, carry_run, dtype) -> Decay | None:
     into = jnp.exp(hi) * jnp.exp(lo)
     out = jnp.exp((hi[-1:] - hi) + (lo[-1:] - lo))
     whole = into[-1][:, None]
-  if run is not None:
-    same = (run[:, None] == run[None, :]).astype(dtype)
-    into = into * (run == carry_run).astype(dtype)[:, None]
+  if documents is not None:
+    same = (documents[:, None] == documents[None, :]).astype(dtype)
+    into = into * (documents == carried_document).astype(dtype)[:, None]
     out = out * same[-1][:, None]
-    whole = whole * (run[-1] == carry_run).astype(dtype)
+    whole = whole * (documents[-1] == carried_document).astype(dtype)
   return Decay(into, out, whole, hi, lo, same)
 
 

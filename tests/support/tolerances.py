@@ -1,6 +1,6 @@
 """Errors and the tolerances they are held to, which belong to a dtype and never to a machine."""
 
-import numpy as np
+from deltanet_jax.ops.numerics import rel_rms
 
 # Relative RMS against the float64 recurrence: (o and S, gradients).
 REL_RMS = {
@@ -10,14 +10,6 @@ REL_RMS = {
 }
 # The same for repeated keys and other inputs that amplify rounding.
 UGLY_REL_RMS = {"float64": 1e-11, "float32": 1e-5}
-
-
-def rel_rms(x, ref) -> float:
-  """Relative root mean square error; 0 where both are zero."""
-  x, ref = np.asarray(x, np.float64), np.asarray(ref, np.float64)
-  assert x.shape == ref.shape, (x.shape, ref.shape)
-  error = np.sqrt(np.mean((x - ref) ** 2))
-  return float(error and error / np.sqrt(np.mean(ref**2)))
 
 
 def assert_close(got: dict, want: dict, dtype: str):
