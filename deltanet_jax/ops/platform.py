@@ -21,5 +21,5 @@ def compiling_for(platform: str) -> contextlib.AbstractContextManager:
 
 
 def target_platform() -> str:
-  """ "cpu", "gpu" or "tpu"."""
+  """One of PLATFORMS."""
   return _compiling_for.value or jax.default_backend()
