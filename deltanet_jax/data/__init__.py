@@ -1,16 +1,25 @@
-"""Text to tokens on disk, and packed rows of them."""
+"""What models are trained on: tasks, one of them text."""
 
-from deltanet_jax.data.batches import evaluation_batches, training_batches
-from deltanet_jax.data.shards import Corpus, Split, open_corpus
-from deltanet_jax.data.text import shipped_corpus
-from deltanet_jax.data.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
+from deltanet_jax.data.corpus import (
+  TOKENIZERS,
+  Corpus,
+  CorpusTask,
+  Split,
+  Tokenizer,
+  load_tokenizer,
+  open_corpus,
+  shipped_corpus,
+)
+from deltanet_jax.data.task import Batch, Task, training_batches
 
 __all__ = [
   "TOKENIZERS",
+  "Batch",
   "Corpus",
+  "CorpusTask",
   "Split",
+  "Task",
   "Tokenizer",
-  "evaluation_batches",
   "load_tokenizer",
   "open_corpus",
   "shipped_corpus",

@@ -1,5 +1,6 @@
-"""How good a model is, and what it is compared with."""
+"""Evaluators, from a model to named numbers, and what models are compared with."""
 
 from deltanet_jax.eval.ngram import bits_per_byte
+from deltanet_jax.eval.validation import Validation
 
-__all__ = ["bits_per_byte"]
+__all__ = ["Validation", "bits_per_byte"]

@@ -1,6 +1,7 @@
 """config.json of the public DeltaNet checkpoints, to and from `ModelConfig`."""
 
-from deltanet_jax.config import DeltaNetConfig, ModelConfig
+from deltanet_jax.config import ModelConfig
+from deltanet_jax.mixers.deltanet import DeltaNetConfig
 
 # Options that the model depends on, with the default an older file leaves out.
 _HONOURED = dict(

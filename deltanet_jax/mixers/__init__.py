@@ -1,40 +1,40 @@
-"""Token mixers: a new one is a file here, its settings in config.py and a line in MIXERS."""
+"""Token mixers: a new one is a file here and a line in MIXERS."""
 
-from deltanet_jax import config
-from deltanet_jax.mixers.attention import Attention
+import importlib
+
+from deltanet_jax.config import MixerConfig
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.deltanet import DeltaNet
-from deltanet_jax.mixers.gated_deltanet import GatedDeltaNet
-from deltanet_jax.mixers.gla import GLA
-from deltanet_jax.mixers.mamba import Mamba
-from deltanet_jax.mixers.retnet import RetNet
 
-MIXERS = {
-  config.AttentionConfig: Attention,
-  config.DeltaNetConfig: DeltaNet,
-  config.GLAConfig: GLA,
-  config.GatedDeltaNetConfig: GatedDeltaNet,
-  config.MambaConfig: Mamba,
-  config.RetNetConfig: RetNet,
+# Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
+MIXERS: dict[str, str | type[Mixer]] = {
+  "attention": "deltanet_jax.mixers.attention:Attention",
+  "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
+  "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
+  "gla": "deltanet_jax.mixers.gla:GLA",
+  "mamba": "deltanet_jax.mixers.mamba:Mamba",
+  "retnet": "deltanet_jax.mixers.retnet:RetNet",
 }
 
 
-def build_mixer(cfg, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs) -> Mixer:
-  """The mixer that the type of `cfg` stands for."""
-  if type(cfg) not in MIXERS:
-    names = sorted(kind.__name__ for kind in MIXERS)
-    raise ValueError(f"cfg is a {type(cfg).__name__}, expected one of {names}.")
-  return MIXERS[type(cfg)](cfg, width, eps=eps, std=std, rngs=rngs)
+def mixer_class(kind: str) -> type[Mixer]:
+  """The mixer of this kind."""
+  if kind not in MIXERS:
+    raise ValueError(f"the kind of a mixer is {kind!r}, expected one of {sorted(MIXERS)}.")
+  found = MIXERS[kind]
+  if isinstance(found, str):
+    module, name = found.split(":")
+    found = getattr(importlib.import_module(module), name)
+  return found
 
 
-__all__ = [
-  "GLA",
-  "MIXERS",
-  "Attention",
-  "DeltaNet",
-  "GatedDeltaNet",
-  "Mamba",
-  "Mixer",
-  "RetNet",
-  "build_mixer",
-]
+def mixer_config(kind: str) -> type[MixerConfig]:
+  """The class of its settings."""
+  return mixer_class(kind).Config
+
+
+def build_mixer(cfg: MixerConfig, width: int, **options) -> Mixer:
+  """The mixer that these settings are of; options are `rngs`, and `eps`, `std` if need be."""
+  return mixer_class(cfg.kind)(cfg, width, **options)
+
+
+__all__ = ["MIXERS", "Mixer", "build_mixer", "mixer_class", "mixer_config"]

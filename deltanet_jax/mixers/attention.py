@@ -1,21 +1,43 @@
 """Softmax attention with rotary positions: over all earlier tokens or a sliding window."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 
-from deltanet_jax.config import AttentionConfig
+from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.layers import Linear, merge_heads, split_heads
+from deltanet_jax.mixers.parts import Linear, merge_heads, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache, rope
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.sharding import locally
 
 
+@settings
+class AttentionConfig(MixerConfig):
+  kind: ClassVar[str] = "attention"
+
+  heads: int | None = None  # None: as many as fill the width
+  head_size: int = 64
+  kv_heads: int | None = None  # None: as many as heads
+  window: int | None = None  # keys a token sees, its own included; None: all before it
+  rope_base: float = 10000.0
+
+  def validate(self):
+    check_positive(self, "heads", "head_size", "kv_heads", "window", "rope_base")
+    check(self.head_size % 2 == 0, f"head_size is {self.head_size}, expected an even one.")
+
+
 class Attention(Mixer):
   """o_t = sum_j softmax_j(q_t . k_j / sqrt(d)) v_j."""
 
+  Config = AttentionConfig
+  recurrence = "K_t = [K_{t-1}; k_t], V_t = [V_{t-1}; v_t]"
+  readout = "o_t = V_tᵀ softmax(K_t q_t)"
   in_place = ("k", "v")
 
-  def __init__(self, cfg: AttentionConfig, width: int, *, eps: float, std: float, rngs):
+  def __init__(
+    self, cfg: AttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
     del eps  # there is no norm inside
     self.cfg = cfg
     self.heads = cfg.heads or max(width // cfg.head_size, 1)
@@ -32,6 +54,9 @@ class Attention(Mixer):
     window = self.cfg.window
     size = max_length if window is None else min(window, max_length)
     return init_cache(batch, size, self.kv_heads, self.cfg.head_size, dtype)
+
+  def recurrent_state(self):
+    return None
 
   def mix(self, x, segment_ids, state):
     B, L = x.shape[:2]

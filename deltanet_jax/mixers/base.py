@@ -1,22 +1,30 @@
-"""What every mixer offers."""
+"""What every mixer offers, and what settings of several mixers are checked for."""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.config import MixerConfig, check, check_one_of
+from deltanet_jax.ops.delta_rule import Implementation
+
 
 class Mixer(nnx.Module, abc.ABC):
-  """Maps x `[B L D]` to y `[B L D]`, causally.
+  """Maps x `[B L D]` to y `[B L D]`, causally: `Mixer(cfg, width, rngs=rngs)`.
 
   A state is a pytree that holds all a mixer remembers of earlier tokens; the numbers that the
   paper counts as recurrent state are under the name "S". It belongs to the first document of a
   row, the returned one to the last.
   """
 
+  Config: ClassVar[type[MixerConfig]]
+  # As the paper's table of linear transformers writes them.
+  recurrence: ClassVar[str]
+  readout: ClassVar[str]
   # Entries of the state that `mix` may be given as a `Slot`, and then returns as one.
-  in_place: tuple[str, ...] = ()
+  in_place: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
@@ -30,18 +38,30 @@ class Mixer(nnx.Module, abc.ABC):
   def flops(self, length: int) -> float:
     """Floating point operations per token, forward, beyond those of the weights."""
 
+  def recurrent_state(self) -> int | None:
+    """Numbers of "S" for one sequence; None if the state grows with the sequence."""
+    return jax.eval_shape(lambda: self.init_state(1, 1, "float32")["S"]).size
+
   def __call__(
     self, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"] | None = None
   ) -> Float[Array, "B L D"]:
     return self.mix(x, segment_ids, None)[0]
 
-  def prefill(
-    self, x: Float[Array, "B L D"], state: Any, segment_ids: Int[Array, "B L"] | None = None
-  ) -> tuple[Float[Array, "B L D"], Any]:
-    """Goes on from `state` over many tokens at once."""
-    return self.mix(x, segment_ids, state)
-
   def step(self, x_t: Float[Array, "B D"], state: Any) -> tuple[Float[Array, "B D"], Any]:
     """Goes on by one token."""
     y, state = self.mix(x_t[:, None], None, state)
     return y[:, 0], state
+
+
+def check_chunk(chunk: int | None):
+  power = chunk is None or (chunk > 0 and chunk & (chunk - 1) == 0)
+  check(power, f"chunk is {chunk!r}, expected a power of two.")
+
+
+def check_conv(conv: int):
+  check(conv == 0 or conv > 1, f"conv is {conv!r}, expected a width above 1, or 0 for none.")
+
+
+def check_implementation(implementation: str | None):
+  if implementation is not None:
+    check_one_of("implementation", implementation, Implementation)

@@ -1,15 +1,19 @@
 """DeltaNet: the delta rule with normalised keys (paper, sections 3.3 and 3.4)."""
 
-import jax
-import jax.numpy as jnp
+from typing import ClassVar, Literal
 
-from deltanet_jax.config import DeltaNetConfig
-from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.layers import Linear, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, per_head, run_delta_rule
+import jax
+
+from deltanet_jax.config import MixerConfig, check_one_of, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, per_head, split_heads
 from deltanet_jax.ops import l1_norm, l2_norm
+from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
 
+Activation = Literal["silu", "relu", "elu", "identity"]
+Norm = Literal["l2", "l1"]
 _ACTIVATIONS = {
   "silu": jax.nn.silu,
   "relu": jax.nn.relu,
@@ -19,21 +23,46 @@ _ACTIVATIONS = {
 _NORMS = {"l2": l2_norm, "l1": l1_norm}
 
 
-class DeltaNet(Mixer):
+@settings
+class DeltaNetConfig(MixerConfig):
+  kind: ClassVar[str] = "deltanet"
+
+  heads: int | None = None  # None: as many as fill the width with keys
+  key_size: int = 128  # per head
+  value_size: int = 128
+  activation: Activation = "silu"  # of q and k; "elu" is 1 + elu
+  norm: Norm = "l2"  # of q and k
+  conv: int = 4  # width of the short convolution, 0 for none
+  negative_eigenvalues: bool = False  # beta in (0, 2)
+  output_gate: bool = False
+  chunk: int | None = None  # None: the best of the implementation
+  implementation: Implementation | None = None  # None: the platform's fastest
+
+  def validate(self):
+    check_positive(self, "heads", "key_size", "value_size")
+    check_one_of("activation", self.activation, Activation)
+    check_one_of("norm", self.norm, Norm)
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+    check_implementation(self.implementation)
+
+
+class DeltaNet(DeltaRuleMixer):
   """o_t = dk^-1/2 q_t S_t, S_t = (I - beta_t k_t^T k_t) S_{t-1} + beta_t k_t^T v_t."""
 
-  in_place = ("S",)
+  Config = DeltaNetConfig
+  recurrence = "S_t = S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
 
-  def __init__(self, cfg: DeltaNetConfig, width: int, *, eps: float, std: float, rngs):
+  def __init__(
+    self, cfg: DeltaNetConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
-    self.qkv = QKV(width, H * cfg.key_size, H * cfg.value_size, cfg.conv, std=std, rngs=rngs)
+    self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
-    self.output = HeadOutput(width, H, cfg.value_size, cfg.output_gate, eps=eps, std=std, rngs=rngs)
-
-  def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.heads, self.cfg.key_size, self.cfg.value_size), wide_dtype(dtype))
-    return dict(S=S, **self.qkv.init_state(batch, dtype))
+    self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
     cfg = self.cfg
@@ -42,9 +71,5 @@ class DeltaNet(Mixer):
     q, k = (per_head(norm, _ACTIVATIONS[cfg.activation](y), cfg.key_size) for y in (q, k))
     q, k, v = (split_heads(y, self.heads) for y in (q, k, jax.nn.silu(v)))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
-    o, S = run_delta_rule(cfg, q, k, v, beta, None, segment_ids, state)
+    o, S = self.run(q, k, v, beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
-
-  def flops(self, length):
-    cfg = self.cfg
-    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, cfg.chunk, length, delta=True)

@@ -1,50 +1,78 @@
 """Gated DeltaNet: the delta rule with a decay per head and token."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import GatedDeltaNetConfig
-from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.layers import Linear, dt_bias, param, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, per_head, run_delta_rule
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
+from deltanet_jax.mixers.parts import (
+  QKV,
+  HeadOutput,
+  Linear,
+  dt_bias,
+  param,
+  per_head,
+  split_heads,
+)
 from deltanet_jax.ops import l2_norm
+from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
 
 
-class GatedDeltaNet(Mixer):
+@settings
+class GatedDeltaNetConfig(MixerConfig):
+  kind: ClassVar[str] = "gated_deltanet"
+
+  heads: int | None = None  # None: keys fill three quarters of the width
+  key_size: int = 256
+  value_size: int = 512
+  conv: int = 4
+  negative_eigenvalues: bool = False
+  output_gate: bool = True
+  chunk: int | None = None  # None: the best of the implementation
+  implementation: Implementation | None = None  # None: the platform's fastest
+
+  def validate(self):
+    check_positive(self, "heads", "key_size", "value_size")
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+    check_implementation(self.implementation)
+
+
+class GatedDeltaNet(DeltaRuleMixer):
   """o_t = dk^-1/2 q_t S_t, S_t = e^{g_t} (I - beta_t k_t^T k_t) S_{t-1} + beta_t k_t^T v_t."""
 
-  in_place = ("S",)
+  Config = GatedDeltaNetConfig
+  recurrence = "S_t = α_t S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
 
-  def __init__(self, cfg: GatedDeltaNetConfig, width: int, *, eps: float, std: float, rngs):
+  def __init__(
+    self, cfg: GatedDeltaNetConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
-    self.qkv = QKV(width, H * cfg.key_size, H * cfg.value_size, cfg.conv, std=std, rngs=rngs)
+    self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     # The published range begins at 0, where the logarithm is lost.
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1e-3, 16.0)
     self.A_log = param(jnp.log(A), None)
     self.dt_bias = param(dt_bias(rngs, (H,)), None)
-    self.output = HeadOutput(width, H, cfg.value_size, cfg.output_gate, eps=eps, std=std, rngs=rngs)
-
-  def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.heads, self.cfg.key_size, self.cfg.value_size), wide_dtype(dtype))
-    return dict(S=S, **self.qkv.init_state(batch, dtype))
+    self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    cfg, wide = self.cfg, wide_dtype(x.dtype)
+    wide = wide_dtype(x.dtype)
     (q, k, v), convs = self.qkv(x, segment_ids, state)
     q, k, v = (jax.nn.silu(y) for y in (q, k, v))
-    norm = lambda y: l2_norm(y, cfg.key_size)
-    q, k = (per_head(norm, y, cfg.key_size) for y in (q, k))
+    norm = lambda y: l2_norm(y, self.key_size)
+    q, k = (per_head(norm, y, self.key_size) for y in (q, k))
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
-    o, S = run_delta_rule(cfg, q, k, v, beta, g, segment_ids, state)
+    o, S = self.run(q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
-
-  def flops(self, length):
-    cfg = self.cfg
-    return chunk_flops(self.heads, cfg.key_size, cfg.value_size, cfg.chunk, length, delta=True)

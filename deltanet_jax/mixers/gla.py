@@ -1,43 +1,57 @@
 """GLA: linear attention with a decay per key channel."""
 
-import jax
-import jax.numpy as jnp
+from typing import ClassVar
 
-from deltanet_jax.config import GLAConfig
-from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.layers import Linear, split_heads
-from deltanet_jax.mixers.recurrent import QKV, HeadOutput, chunk_flops, run_linear_attention
+import jax
+
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.dtypes import wide_dtype
 
 
-class GLA(Mixer):
+@settings
+class GLAConfig(MixerConfig):
+  kind: ClassVar[str] = "gla"
+
+  heads: int = 4
+  expand_k: float = 0.5  # width of all keys together, over the model's
+  expand_v: float = 1.0
+  gate_rank: int = 16
+  gate_temperature: float = 16.0  # log decay = log sigmoid / temperature
+  conv: int = 0
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "heads", "expand_k", "expand_v", "gate_rank", "gate_temperature")
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+
+
+class GLA(LinearAttentionMixer):
   """o_t = dk^-1/2 q_t S_t, S_t = Diag(e^{g_t}) S_{t-1} + k_t^T v_t."""
 
-  def __init__(self, cfg: GLAConfig, width: int, *, eps: float, std: float, rngs):
-    self.cfg = cfg
-    self.sizes = int(width * cfg.expand_k) // cfg.heads, int(width * cfg.expand_v) // cfg.heads
-    dk, dv = self.sizes
-    self.qkv = QKV(width, cfg.heads * dk, cfg.heads * dv, cfg.conv, std=std, rngs=rngs)
-    self.decay_down = Linear((width, cfg.gate_rank), ("embed", None), std=std, rngs=rngs)
-    self.decay_up = Linear(
-      (cfg.gate_rank, cfg.heads * dk), (None, "heads"), std=std, rngs=rngs, bias=True
-    )
-    self.output = HeadOutput(width, cfg.heads, dv, True, eps=eps, std=std, rngs=rngs)
+  Config = GLAConfig
+  recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
 
-  def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.cfg.heads, *self.sizes), wide_dtype(dtype))
-    return dict(S=S, **self.qkv.init_state(batch, dtype))
+  def __init__(self, cfg: GLAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    self.cfg = cfg
+    self.heads = H = cfg.heads
+    self.key_size = dk = int(width * cfg.expand_k) // H
+    self.value_size = dv = int(width * cfg.expand_v) // H
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    self.decay_down = Linear((width, cfg.gate_rank), ("embed", None), std=std, rngs=rngs)
+    self.decay_up = Linear((cfg.gate_rank, H * dk), (None, "heads"), std=std, rngs=rngs, bias=True)
+    self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    cfg = self.cfg
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    if cfg.conv:
+    if self.cfg.conv:
       q, k, v = (jax.nn.silu(y) for y in (q, k, v))
-    q, k, v = (split_heads(y, cfg.heads) for y in (q, k, v))
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     gate = self.decay_up(self.decay_down(x)).astype(wide_dtype(x.dtype))
-    g = split_heads(jax.nn.log_sigmoid(gate) / cfg.gate_temperature, cfg.heads)
-    o, S = run_linear_attention(cfg, q, k, v, g, segment_ids, state)
+    g = split_heads(jax.nn.log_sigmoid(gate) / self.cfg.gate_temperature, self.heads)
+    o, S = self.run(q, k, v, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)
-
-  def flops(self, length):
-    return chunk_flops(self.cfg.heads, *self.sizes, self.cfg.chunk, length, delta=False)

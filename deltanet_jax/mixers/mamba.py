@@ -1,22 +1,43 @@
 """Mamba: a selective diagonal state space per channel (S6)."""
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MambaConfig
-from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
-from deltanet_jax.ops import elementwise_scan
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import Mixer, check_chunk, check_conv
+from deltanet_jax.mixers.parts import Linear, ShortConv, dt_bias, param
+from deltanet_jax.ops import selective_scan
 from deltanet_jax.ops.dtypes import wide_dtype
+
+
+@settings
+class MambaConfig(MixerConfig):
+  kind: ClassVar[str] = "mamba"
+
+  expand: int = 2  # channels over the model's width
+  state_size: int = 16  # per channel
+  dt_rank: int | None = None  # None: a sixteenth of the width, rounded up
+  conv: int = 4
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "expand", "state_size", "dt_rank")
+    check_conv(self.conv)
+    check_chunk(self.chunk)
 
 
 class Mamba(Mixer):
   """h_t = e^{dt_t A} h_{t-1} + dt_t B_t u_t per channel and state, y_t = C_t h_t + D u_t."""
 
-  def __init__(self, cfg: MambaConfig, width: int, *, eps: float, std: float, rngs):
+  Config = MambaConfig
+  recurrence = "S_t = S_{t-1} ⊙ exp(-(Δ_t 1ᵀ) ⊙ exp(A)) + (Δ_t ⊙ v_t) k_tᵀ"
+  readout = "o_t = S_t q_t + D ⊙ v_t"
+
+  def __init__(self, cfg: MambaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     del eps  # there is no norm inside
     self.cfg = cfg
     self.channels = d = cfg.expand * width
@@ -29,7 +50,8 @@ class Mamba(Mixer):
     dt_kernel = jax.random.uniform(rngs.params(), (r, d), jnp.float32, -1.0, 1.0) * r**-0.5
     self.dt_kernel = param(dt_kernel, None, "heads")
     self.dt_bias = param(dt_bias(rngs, (d,)), "heads")
-    self.A_log = param(jnp.log(jnp.tile(jnp.arange(1.0, N + 1)[None], (d, 1))), "heads", None)
+    A = jnp.tile(jnp.arange(1.0, N + 1)[None], (d, 1))
+    self.A_log = param(jnp.log(A), "heads", None, decays=False)
     self.D = param(jnp.ones(d), "heads")
     self.out = Linear((d, width), ("heads", "embed"), std=std, rngs=rngs)
 
@@ -49,19 +71,18 @@ class Mamba(Mixer):
     dt = jax.nn.softplus(dt + self.dt_bias[...].astype(wide)[None, None])
     A = -jnp.exp(self.A_log[...].astype(wide))
 
-    def elements(inputs):
-      u, dt, B, _ = inputs
-      x = (dt * u.astype(wide))[..., None] * B.astype(wide)[:, :, None, :]
-      return jnp.exp(dt[..., None] * A[None, None]), x
-
-    def readout(h, inputs):
-      return jnp.einsum("btdn,btn->btd", h, inputs[3].astype(wide))
-
-    S0 = jnp.zeros((x.shape[0], self.channels, N), wide) if state is None else state["S"]
-    y, new["S"] = elementwise_scan(
-      elements, readout, (u, dt, B, C), S0, segment_ids=segment_ids, chunk=self.cfg.chunk
+    y, new["S"] = selective_scan(
+      u,
+      dt,
+      A,
+      B,
+      C,
+      D=self.D[...],
+      S0=None if state is None else state["S"],
+      segment_ids=segment_ids,
+      chunk=self.cfg.chunk,
+      implementation="recurrent" if x.shape[1] == 1 else None,
     )
-    y = y + self.D[...].astype(wide)[None, None] * u.astype(wide)
     return self.out(y.astype(x.dtype) * jax.nn.silu(z)), None if state is None else new
 
   def flops(self, length):

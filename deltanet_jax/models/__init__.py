@@ -2,7 +2,7 @@
 
 from deltanet_jax.models.block import Block
 from deltanet_jax.models.build import build, count_parameters, summarize
-from deltanet_jax.models.lm import LM, logical_axes
+from deltanet_jax.models.lm import LM
 from deltanet_jax.models.presets import PRESETS, preset
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
   "Block",
   "build",
   "count_parameters",
-  "logical_axes",
   "preset",
   "summarize",
 ]

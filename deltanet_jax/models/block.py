@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import build_mixer
-from deltanet_jax.mixers.layers import RMSNorm, SwiGLU
+from deltanet_jax.mixers.parts import RMSNorm, SwiGLU
 
 
 class Block(nnx.Module):

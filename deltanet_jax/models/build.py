@@ -4,15 +4,17 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
-from deltanet_jax.config import AttentionConfig, ModelConfig
+from deltanet_jax.config import ModelConfig
 from deltanet_jax.models.lm import LM
 
 
-def build(cfg: ModelConfig, seed: int = 0) -> LM:
-  """The model with random weights."""
-  return LM(cfg, rngs=nnx.Rngs(params=seed))
+def build(cfg: ModelConfig, seed: int | Array = 0) -> LM:
+  """The model with random weights; the seed may be traced, for instance one of a `vmap`."""
+  return LM(cfg, rngs=nnx.Rngs(params=jax.random.key(seed)))
 
 
 def abstract(cfg: ModelConfig) -> LM:
@@ -30,28 +32,25 @@ class Summary:
 
   parameters: int
   state: int  # numbers kept while decoding, all layers, convolutions included
-  state_expansion: float | None  # the paper's column; None with attention
+  state_expansion: float | None  # the paper's column; None where a state grows with the sequence
   flops: float  # forward, per token
 
 
 def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
   """Parameters, state and cost, from shapes alone."""
   model = abstract(cfg)
-  states = jax.eval_shape(lambda m: m.init_state(1, length), model)
-  leaves = jax.tree_util.tree_leaves_with_path(states)
-  floating = [(path, x) for path, x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
-  recurrent = sum(x.size for path, x in floating if getattr(path[-1], "key", None) == "S")
-  attends = any(isinstance(mixer, AttentionConfig) for mixer in cfg.mixers.values())
+  states = jax.tree.leaves(jax.eval_shape(lambda m: m.init_state(1, length), model))
+  mixers = [
+    block.mixer for stack in model.stacks for block in stack.unit.blocks for _ in range(stack.times)
+  ]
+  recurrent = [mixer.recurrent_state() for mixer in mixers]
   # The paper divides by layers and width, counting two blocks without MLP as one layer.
   layers = cfg.depth if cfg.mlp_width else cfg.depth / 2
   parameters = sum(x.size for x in jax.tree.leaves(model))
   products = parameters - (0 if cfg.tied else math.prod(model.embedding.shape))
-  mixing = sum(
-    stack.times * block.mixer.flops(length) for stack in model.stacks for block in stack.unit.blocks
-  )
   return Summary(
     parameters=parameters,
-    state=sum(x.size for _, x in floating),
-    state_expansion=None if attends else recurrent / (layers * cfg.width),
-    flops=2.0 * products + mixing,
+    state=sum(x.size for x in states if jnp.issubdtype(x.dtype, jnp.floating)),
+    state_expansion=None if None in recurrent else sum(recurrent) / (layers * cfg.width),
+    flops=2.0 * products + sum(mixer.flops(length) for mixer in mixers),
   )

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import ModelConfig
-from deltanet_jax.mixers.layers import Linear, RMSNorm, normal, param
+from deltanet_jax.mixers.parts import Linear, RMSNorm, normal, param
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import constrain
@@ -63,13 +63,6 @@ class LM(nnx.Module):
     dtype = jnp.dtype(self.cfg.dtype)
     return [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
 
-  def prefill(
-    self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None
-  ) -> tuple[Float[Array, "B L V"], Any]:
-    """Goes on from `state` over many tokens at once."""
-    x, state = self.features(tokens, segment_ids, state)
-    return self.logits(x), state
-
   def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
     """Goes on by one token."""
     x, state = self.features(tokens[:, None], None, state)
@@ -99,13 +92,3 @@ def _head_logits_bwd(residuals, d):
 
 
 head_logits.defvjp(_head_logits_fwd, _head_logits_bwd)
-
-
-def logical_axes(model: LM) -> dict[tuple, tuple[str | None, ...]]:
-  """Names of every weight's axes, by its path in `nnx.state(model, nnx.Param)`."""
-  axes = {}
-  for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-    names = weight.get_metadata()["axes"]
-    # The weights of a stack have one axis more than their layer gave them.
-    axes[path] = ("layers",) * (len(weight.shape) - len(names)) + tuple(names)
-  return axes

@@ -1,101 +1,111 @@
-"""Named models: the paper's sizes of DeltaNet, its hybrids and the baselines, and tiny ones."""
+"""Named models: the paper's sizes of DeltaNet, its hybrids and the baselines, and tiny ones.
+
+A family is one row of _FAMILIES, a function from a size to a model; every preset is "family-size".
+"""
 
 import dataclasses
+from collections.abc import Callable
 
-from deltanet_jax.config import (
-  AttentionConfig,
-  DeltaNetConfig,
-  GatedDeltaNetConfig,
-  GLAConfig,
-  MambaConfig,
-  ModelConfig,
-  RetNetConfig,
-)
-
-# Width and depth. The paper gives no shape for 3B; this one keeps its rules (head 128, MLP 8/3).
-_SIZES = {"340m": (1024, 24), "1.3b": (2048, 24), "3b": (2560, 36)}
-_WINDOW = 2048
-_TINY = dict(vocab=256, width=64, depth=4, mlp_multiple=64)
+from deltanet_jax.config import MixerConfig, ModelConfig
+from deltanet_jax.mixers.attention import AttentionConfig
+from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
+from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.mamba import MambaConfig
+from deltanet_jax.mixers.retnet import RetNetConfig
 
 
-def _pure(name, mixer, **rest) -> ModelConfig:
-  return ModelConfig(mixers={name: mixer}, pattern=(name,), **rest)
+@dataclasses.dataclass(frozen=True)
+class _Size:
+  """The shape that all families of one size share, and what it changes in each mixer's settings."""
+
+  model: dict  # of ModelConfig
+  window: int = 2048
+  attention: dict = dataclasses.field(default_factory=dict)
+  deltanet: dict = dataclasses.field(default_factory=dict)
+  gated_deltanet: dict = dataclasses.field(default_factory=dict)
+  retnet: dict = dataclasses.field(default_factory=dict)
+  gla: dict = dataclasses.field(default_factory=dict)
+  mamba: dict = dataclasses.field(default_factory=dict)
+
+  @property
+  def depth(self) -> int:
+    return self.model["depth"]
+
+  def pure(self, mixer: MixerConfig, **changes) -> ModelConfig:
+    """The same mixer in every layer."""
+    return ModelConfig(mixers={mixer.kind: mixer}, pattern=(mixer.kind,), **self.model | changes)
 
 
-def sliding_hybrid(deltanet, attention: AttentionConfig, **rest) -> ModelConfig:
+# The paper gives no shape for 3B; this one keeps its rules (head 128, MLP 8/3).
+_SIZES = {
+  "340m": _Size(dict(width=1024, depth=24), retnet=dict(heads=4)),
+  "1.3b": _Size(dict(width=2048, depth=24), retnet=dict(heads=8)),
+  "3b": _Size(dict(width=2560, depth=36)),
+  "tiny": _Size(
+    dict(vocab=256, width=64, depth=4, mlp_multiple=64),
+    window=16,
+    attention=dict(head_size=16),
+    deltanet=dict(key_size=32, value_size=32, chunk=16),
+    gated_deltanet=dict(key_size=16, value_size=32, chunk=16),
+    retnet=dict(heads=2, chunk=16),
+    gla=dict(heads=2, chunk=16),
+    mamba=dict(chunk=16),
+  ),
+}
+
+
+def _sliding_hybrid(size: _Size) -> ModelConfig:
   """A sliding window in every other layer, beginning with the second."""
-  mixers = {"deltanet": deltanet, "window": attention}
-  return ModelConfig(mixers=mixers, pattern=("deltanet", "window"), **rest)
+  window = AttentionConfig(window=size.window, **size.attention)
+  mixers = {"deltanet": DeltaNetConfig(**size.deltanet), "window": window}
+  return ModelConfig(mixers=mixers, pattern=("deltanet", "window"), **size.model)
 
 
-def global_hybrid(deltanet, attention: AttentionConfig, depth: int, **rest) -> ModelConfig:
+def _global_hybrid(size: _Size) -> ModelConfig:
   """Global attention in the second layer and in layer depth / 2 + 1, counted from 1."""
-  attending = (2, depth // 2 + 1)
-  pattern = tuple("global" if i + 1 in attending else "deltanet" for i in range(depth))
-  mixers = {"deltanet": deltanet, "global": attention}
-  return ModelConfig(mixers=mixers, pattern=pattern, depth=depth, **rest)
+  attending = (2, size.depth // 2 + 1)
+  pattern = tuple("global" if i + 1 in attending else "deltanet" for i in range(size.depth))
+  attention = AttentionConfig(**size.attention)
+  mixers = {"deltanet": DeltaNetConfig(**size.deltanet), "global": attention}
+  return ModelConfig(mixers=mixers, pattern=pattern, **size.model)
 
 
-def _family(size, shape, deltanet, attention, window) -> dict[str, ModelConfig]:
-  without = dataclasses.replace(deltanet, conv=0)
-  sliding = dataclasses.replace(attention, window=window)
-  return {
-    f"deltanet-{size}": _pure("deltanet", deltanet, **shape),
-    f"deltanet-noconv-{size}": _pure("deltanet", without, **shape),
-    f"deltanet-sliding-{size}": sliding_hybrid(deltanet, sliding, **shape),
-    f"deltanet-global-{size}": global_hybrid(deltanet, attention, **shape),
-  }
+def _mamba(size: _Size, **changes) -> ModelConfig:
+  """No MLP, so twice the layers; its norms have another epsilon."""
+  mixer = MambaConfig(**size.mamba | changes)
+  return size.pure(mixer, depth=2 * size.depth, mlp_ratio=0.0, norm_eps=1e-5)
 
 
-def _baselines(size, shape, attention, gated, retnet, gla, mamba) -> dict[str, ModelConfig]:
-  conv = lambda cfg, width: dataclasses.replace(cfg, conv=width)
-  # Mamba has no MLP, so twice the layers; its norms have another epsilon.
-  blocks = dict(shape, depth=2 * shape["depth"], mlp_ratio=0.0, norm_eps=1e-5)
-  gated_shape = dict(shape, depth=min(shape["depth"], 21))
-  return {
-    f"transformer-{size}": _pure("attention", attention, **shape),
-    f"gated-deltanet-{size}": _pure("gated_deltanet", gated, **gated_shape),
-    f"retnet-{size}": _pure("retnet", retnet, **dict(shape, mlp_ratio=2.0)),
-    f"gla-{size}": _pure("gla", gla, **shape),
-    f"gla-conv-{size}": _pure("gla", conv(gla, 4), **shape),
-    f"mamba-{size}": _pure("mamba", mamba, **blocks),
-    f"mamba-noconv-{size}": _pure("mamba", conv(mamba, 0), **blocks),
-  }
-
-
-def _all() -> dict[str, ModelConfig]:
-  presets = {}
-  for size, (width, depth) in _SIZES.items():
-    shape = dict(width=width, depth=depth)
-    presets |= _family(size, shape, DeltaNetConfig(), AttentionConfig(), _WINDOW)
-    if size != "3b":
-      retnet = RetNetConfig(heads=width // 256)
-      rest = (GatedDeltaNetConfig(), retnet, GLAConfig(), MambaConfig())
-      presets |= _baselines(size, shape, AttentionConfig(), *rest)
-  attention = AttentionConfig(head_size=16)
-  presets |= _family(
-    "tiny", _TINY, DeltaNetConfig(key_size=32, value_size=32, chunk=16), attention, 16
-  )
-  presets |= _baselines(
-    "tiny",
-    _TINY,
-    attention,
-    GatedDeltaNetConfig(key_size=16, value_size=32, chunk=16),
-    RetNetConfig(heads=2, chunk=16),
-    GLAConfig(heads=2, chunk=16),
-    MambaConfig(chunk=16),
-  )
-  return presets
-
-
-PRESETS: tuple[str, ...] = tuple(_all())
+_FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
+  "deltanet": lambda s: s.pure(DeltaNetConfig(**s.deltanet)),
+  "deltanet-noconv": lambda s: s.pure(DeltaNetConfig(**s.deltanet, conv=0)),
+  "deltanet-sliding": _sliding_hybrid,
+  "deltanet-global": _global_hybrid,
+  "transformer": lambda s: s.pure(AttentionConfig(**s.attention)),
+  "gated-deltanet": lambda s: s.pure(
+    GatedDeltaNetConfig(**s.gated_deltanet), depth=min(s.depth, 21)
+  ),
+  "retnet": lambda s: s.pure(RetNetConfig(**s.retnet), mlp_ratio=2.0),
+  "gla": lambda s: s.pure(GLAConfig(**s.gla)),
+  "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
+  "mamba": _mamba,
+  "mamba-noconv": lambda s: _mamba(s, conv=0),
+}
+# Of 3B the paper has DeltaNet alone.
+PRESETS: tuple[str, ...] = tuple(
+  f"{family}-{size}"
+  for size in _SIZES
+  for family in _FAMILIES
+  if size != "3b" or family.startswith("deltanet")
+)
 
 
 def preset(name: str, **changes) -> ModelConfig:
   """A fresh configuration of this name with some fields changed."""
-  presets = _all()
-  if name not in presets:
-    raise ValueError(f"preset is {name!r}, expected one of {list(presets)}.")
-  cfg = dataclasses.replace(presets[name], **changes)
+  if name not in PRESETS:
+    raise ValueError(f"preset is {name!r}, expected one of {list(PRESETS)}.")
+  family, size = name.rsplit("-", 1)
+  cfg = dataclasses.replace(_FAMILIES[family](_SIZES[size]), **changes)
   cfg.validate()
   return cfg

@@ -8,20 +8,21 @@ from deltanet_jax.ops.delta_rule import (
   ut_transform,
   wy_representation,
 )
-from deltanet_jax.ops.elementwise_scan import elementwise_scan
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
 from deltanet_jax.ops.norms import l1_norm, l2_norm, rms_norm
+from deltanet_jax.ops.platform import compiling_for
 from deltanet_jax.ops.rope import rope
+from deltanet_jax.ops.selective_scan import selective_scan
 from deltanet_jax.ops.short_conv import short_conv
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 __all__ = [
   "cached_attention",
   "causal_attention",
+  "compiling_for",
   "delta_rule",
   "delta_rule_attention",
   "delta_rule_step",
-  "elementwise_scan",
   "init_cache",
   "l1_norm",
   "l2_norm",
@@ -29,6 +30,7 @@ __all__ = [
   "linear_attention_step",
   "rms_norm",
   "rope",
+  "selective_scan",
   "short_conv",
   "unit_lower_inverse",
   "ut_transform",

@@ -1,4 +1,4 @@
-"""Normalisations of channels, all of them or runs of some (heads), in float32 at least."""
+"""Normalisations of channels, all of them or those of each head, in float32 at least."""
 
 import functools
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.precision import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
@@ -19,25 +20,25 @@ _EPS = 1e-6
 def rms_norm(
   x: Float[Array, "*b n"], scale: Float[Array, " d"], eps: float
 ) -> Float[Array, "*b n"]:
-  """scale x / sqrt(mean(x^2) + eps) for every run of d channels."""
+  """scale x / sqrt(mean(x^2) + eps) for every d channels."""
   y = _normalize(x, scale.shape[0], eps, True)
   scale = jnp.tile(scale.astype(y.dtype), x.shape[-1] // scale.shape[0])
   return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(x.dtype)
 
 
 def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
-  """x / sqrt(sum(x^2) + 1e-6) for every run of `size` channels, all if None."""
+  """x / sqrt(sum(x^2) + 1e-6) for every `size` channels, all if None."""
   return _normalize(x, size or x.shape[-1], _EPS, False).astype(x.dtype)
 
 
 def l1_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
-  """x / (sum |x| + 1e-6) for every run of `size` channels, all if None."""
+  """x / (sum |x| + 1e-6) for every `size` channels, all if None."""
   y = wide(x)
   sums, spread = _reductions(size or x.shape[-1])
   return (y / (spread(sums(jnp.abs(y))) + _EPS)).astype(x.dtype)
 
 
-class _Runs(NamedTuple):
+class _Heads(NamedTuple):
   sums: Callable  # [.. n] -> [.. n / size]
   spread: Callable  # back, every number repeated
 
@@ -46,7 +47,7 @@ def _reductions(size):
   def sums(y):
     return y.reshape(*y.shape[:-1], -1, size).sum(axis=-1)
 
-  return _Runs(sums, lambda r: jnp.repeat(r, size, axis=-1))
+  return _Heads(sums, lambda r: jnp.repeat(r, size, axis=-1))
 
 
 def _products(size, parts):
@@ -69,42 +70,41 @@ def _products(size, parts):
     rows = member(r.shape[-1] * size).T
     return dot(jnp.concatenate(bf16_parts(r, 3), axis=-1), jnp.concatenate([rows] * 3, axis=0))
 
-  return _Runs(sums, spread)
+  return _Heads(sums, spread)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _normalize(x, size, eps, mean):
-  """x / sqrt(sum(x^2) + eps), or the mean, for every run of `size` channels; float32 at least."""
+  """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
   return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)
 
 
 def _by_platform(f, args, size, eps, weight):
-  run = lambda runs: functools.partial(f, runs, eps=eps, weight=weight)
+  with_heads = lambda heads: functools.partial(f, heads, eps=eps, weight=weight)
   x = args[0]
   if x.shape[-1] % size:
     raise ValueError(f"x has {x.shape[-1]} channels, expected a multiple of {size}.")
   if x.shape[-1] == size or x.dtype == jnp.float64:
-    return run(_reductions(size))(*args)
+    return with_heads(_reductions(size))(*args)
   parts = 3 if x.dtype == jnp.float32 else 2
-  return lax.platform_dependent(
-    *args, tpu=run(_products(size, parts)), default=run(_reductions(size))
-  )
+  on_tpu = target_platform() == "tpu"
+  return with_heads(_products(size, parts) if on_tpu else _reductions(size))(*args)
 
 
-def _inverse(runs, y, eps, weight):
-  return lax.rsqrt(runs.sums(y * y) * weight + eps)
+def _inverse(heads, y, eps, weight):
+  return lax.rsqrt(heads.sums(y * y) * weight + eps)
 
 
-def _forward(runs, x, *, eps, weight):
+def _forward(heads, x, *, eps, weight):
   y = wide(x)
-  return y * runs.spread(_inverse(runs, y, eps, weight))
+  return y * heads.spread(_inverse(heads, y, eps, weight))
 
 
-def _backward(runs, x, d, *, eps, weight):
+def _backward(heads, x, d, *, eps, weight):
   y = wide(x)
-  r = _inverse(runs, y, eps, weight)
-  along = runs.sums(y * d) * weight * r * r * r
-  return (d * runs.spread(r) - y * runs.spread(along)).astype(x.dtype)
+  r = _inverse(heads, y, eps, weight)
+  along = heads.sums(y * d) * weight * r * r * r
+  return (d * heads.spread(r) - y * heads.spread(along)).astype(x.dtype)
 
 
 def _normalize_fwd(x, size, eps, mean):

@@ -1,1 +1,17 @@
-"""Training: one compiled step, a loop around it, checkpoints."""
+"""Training: one compiled step, a loop around it, checkpoints, and loading what they left."""
+
+from deltanet_jax.train.evaluated import Evaluated, Evaluator
+from deltanet_jax.train.loop import DivergenceError, PreemptionError, check_start, train
+from deltanet_jax.train.trained import Trained, load_trained, save_weights
+
+__all__ = [
+  "DivergenceError",
+  "Evaluated",
+  "Evaluator",
+  "PreemptionError",
+  "Trained",
+  "check_start",
+  "load_trained",
+  "save_weights",
+  "train",
+]

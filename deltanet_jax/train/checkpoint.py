@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: state, data position, configuration, checksum."""
+"""Checkpoints that are whole or not there: state, step, configuration, checksum."""
 
 import pathlib
 import warnings
@@ -26,7 +26,7 @@ def checksum(arrays) -> int:
   return int(np.asarray(_checksum(arrays)))
 
 
-def _parts(state: State) -> dict:
+def _items(state: State) -> dict:
   """Weights apart from the rest, so that they can be read alone."""
   return dict(weights=state["weights"], rest={k: x for k, x in state.items() if k != "weights"})
 
@@ -48,12 +48,12 @@ class Checkpoints:
     return ocp.CheckpointManager((self.workdir / FOLDER).resolve(), options=options)
 
   def save(self, step: int, state: State, meta: dict):
-    """Begins to write; `meta` is JSON: configuration, data position, tokenizer."""
+    """Begins to write; `meta` is JSON: configuration and identity of the task."""
     if step in self._manager.all_steps():
       return
-    parts = _parts(state)
-    sums = {name: checksum(arrays) for name, arrays in parts.items()}
-    args = {name: ocp.args.StandardSave(arrays) for name, arrays in parts.items()}
+    items = _items(state)
+    sums = {name: checksum(arrays) for name, arrays in items.items()}
+    args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
     args["meta"] = ocp.args.JsonSave(meta | {"step": step, "checksums": sums})
     self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
@@ -66,8 +66,8 @@ class Checkpoints:
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
-        parts, meta = self._restore(step, _parts(shapes))
-        return dict(weights=parts["weights"], **parts["rest"]), meta
+        items, meta = self._restore(step, _items(shapes))
+        return dict(weights=items["weights"], **items["rest"]), meta
       except Exception as e:  # storage raises anything, and whatever it is, the data is not there
         reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
       say(f"checkpoint {step} is damaged ({reason}); moved to {self._put_aside(step)}.")
@@ -83,11 +83,11 @@ class Checkpoints:
     step = self._manager.latest_step()
     if step is None:
       raise ValueError(f"{self.workdir} has no checkpoint yet.")
-    parts, meta = self._restore(step, dict(weights=shapes))
-    return parts["weights"], meta
+    items, meta = self._restore(step, dict(weights=shapes))
+    return items["weights"], meta
 
   def _restore(self, step, shapes):
-    args = {name: ocp.args.StandardRestore(part) for name, part in shapes.items()}
+    args = {name: ocp.args.StandardRestore(item) for name, item in shapes.items()}
     args["meta"] = ocp.args.JsonRestore()
     with warnings.catch_warnings():
       # Asked for on purpose: the checkpoint may come from another mesh.

@@ -1,25 +1,22 @@
-"""The training loop: from a configuration and a folder to a trained model in it."""
+"""The training loop: from a configuration, a task and a folder to a trained model in it."""
 
 import contextlib
-import itertools
-import math
 import pathlib
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from deltanet_jax.config import TrainConfig, to_json
-from deltanet_jax.data import Corpus, evaluation_batches, training_batches
-from deltanet_jax.models import summarize
+from deltanet_jax.data import Task, training_batches
 from deltanet_jax.train import feed
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import Checkpoints
-from deltanet_jax.train.metrics import Log, peak_flops
-from deltanet_jax.train.step import Trainer, make_trainer
+from deltanet_jax.train.evaluated import Evaluated, Evaluator, Scorer
+from deltanet_jax.train.metrics import Log, Meter
+from deltanet_jax.train.step import make_trainer
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)
@@ -55,22 +52,29 @@ class _Stop:
       signal.signal(signal.SIGTERM, self._before)
 
 
+def check_start(cfg: TrainConfig, workdir: str | pathlib.Path):
+  """Raises ValueError if this run cannot start, or go on, in this folder; writes nothing."""
+  make_trainer(cfg)
+  folders.check(pathlib.Path(workdir), cfg)
+
+
 def train(
   cfg: TrainConfig,
   workdir: str | pathlib.Path,
-  open_corpus: Callable[[], Corpus],
+  task: Task,
   *,
+  evaluators: Sequence[Evaluator] = (),
   origin: dict | None = None,
   profile: bool = False,
   say=print,
 ) -> dict[str, float]:
   """Trains until `cfg.tokens`, going on from the newest checkpoint; returns the last evaluation.
 
-  Everything that can be wrong with the configuration, the mesh, the folder and the corpus is
-  found before anything is compiled or written.
+  Everything that can be wrong with the configuration, the mesh, the folder and the task is found
+  before anything is compiled or written.
 
   Args:
-    open_corpus: called once the configuration has been found right; it may write.
+    evaluators: asked every `cfg.eval_every` updates and at the end.
     origin: provenance, kept in config.json.
     profile: writes a trace of a few updates to workdir/profile.
     say: takes one line for people.
@@ -78,34 +82,31 @@ def train(
   workdir = pathlib.Path(workdir)
   trainer = make_trainer(cfg)
   folders.check(workdir, cfg)
+  folders.check_task(workdir, cfg, task)
   update = trainer.lower_update()
-  corpus = open_corpus()
-  recipe = corpus.manifest.recipe
-  if recipe.vocab > cfg.model.vocab:
-    raise ValueError(
-      f"model.vocab is {cfg.model.vocab}, less than the {recipe.vocab} tokens of the corpus."
-    )
-  identity = dict(tokenizer=recipe.tokenizer_hash, corpus=folders.corpus_hash(corpus))
-  folders.check_identity(workdir, identity)
-  batches = _training(trainer, corpus)
   if jax.process_index() == 0:
-    folders.write(workdir, cfg, identity, origin or {})
+    folders.write(workdir, cfg, task, origin or {})
 
   checkpoints = Checkpoints(workdir, cfg.checkpoint)
   restored = checkpoints.restore(trainer.state_shapes(), say)
   if restored is None:
-    state = trainer.lower_init().compile()()
-    start = 0
+    state, start = trainer.lower_init().compile()(), 0
   else:
-    state, meta = restored
-    start = meta["step"]
-    batches.set_state(meta["data"])
+    state, start = restored[0], restored[1]["step"]
     say(f"going on from step {start} of {cfg.steps}")
-  meta = lambda: dict(config=to_json(cfg), **identity, data=batches.get_state())
+  meta = dict(config=to_json(cfg), identity=task.identity())
+  shapes = trainer.batch_shapes()
+  host, hosts = feed.host_share(shapes["tokens"])
+  workers = cfg.data.workers
+  batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
+  scorer = Scorer(trainer)
 
-  evaluate = Evaluation(trainer, corpus)
+  def evaluate(step) -> dict[str, float]:
+    evaluated = Evaluated(scorer, state["weights"], step)
+    return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
+
   log = Log(workdir, start)
-  meter = _Meter(trainer)
+  meter = Meter(trainer)
   update = update.compile()
   results = {}
   bar = tqdm(
@@ -121,7 +122,7 @@ def train(
     for step in range(start + 1, cfg.steps + 1):
       if profile and step - start == _TRACED.start:
         tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
-      state, metrics = update(state, feed.place(next(batches), trainer.batch_shapes()))
+      state, metrics = update(state, feed.place(next(batches), shapes))
       _read(pending, log, bar, meter, cfg, workdir)
       pending = (step, metrics)
       if profile and step - start == _TRACED.stop:
@@ -133,11 +134,10 @@ def train(
       if evaluating or saving:
         _read(pending, log, bar, meter, cfg, workdir)
         pending = None
-      if evaluating:
-        results = evaluate(state["weights"])
+      if evaluating and (results := evaluate(step)):
         log.write(step, results)
       if saving:
-        checkpoints.save(step, state, meta())
+        checkpoints.save(step, state, meta)
       if evaluating or saving:
         meter.restart(step)
       if stopping and not last:
@@ -145,22 +145,8 @@ def train(
         raise PreemptionError(f"stopped by SIGTERM after step {step}, saved in {workdir}.")
     checkpoints.wait()
     if start >= cfg.steps:
-      results = evaluate(state["weights"])
+      results = evaluate(start)
   return results
-
-
-def _training(trainer: Trainer, corpus: Corpus):
-  data = trainer.cfg.data
-  host, hosts = feed.host_share(trainer.batch_shapes()["tokens"])
-  return training_batches(
-    corpus.train,
-    length=data.length,
-    batch=data.batch,
-    seed=trainer.cfg.seed,
-    host=host,
-    hosts=hosts,
-    workers=data.workers,
-  )
 
 
 def _read(pending, log, bar, meter, cfg, workdir):
@@ -174,61 +160,8 @@ def _read(pending, log, bar, meter, cfg, workdir):
     raise DivergenceError(
       f"the gradients of {metrics['bad']} updates in a row were not finite, the last at step {step}"
       f" (batch {step - 1} of seed {cfg.seed}): weights are as before them, the last checkpoint is"
-      f" in {workdir}; lower optimizer.peak, or look at this batch."
+      f" in {workdir}; lower optimizer.learning_rate, or look at this batch."
     )
   if step % cfg.log_every == 0 or step == cfg.steps:
     log.write(step, metrics | meter.rates(step))
     bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
-
-
-class _Meter:
-  """Speed since it was last asked."""
-
-  def __init__(self, trainer: Trainer):
-    cfg = trainer.cfg
-    self._tokens = cfg.data.batch * cfg.data.length
-    # The backward costs twice the forward.
-    self._flops = 3 * summarize(cfg.model, cfg.data.length).flops
-    peak = peak_flops(trainer.mesh.devices.flat[0])
-    self._peak = None if peak is None else peak * trainer.mesh.size
-    self._step = None
-
-  def restart(self, step: int):
-    self._step, self._start = step, time.perf_counter()
-
-  def rates(self, step: int) -> dict[str, float]:
-    before, now = self._step, time.perf_counter()
-    started = None if before is None else self._start
-    self.restart(step)
-    if before is None or step <= before:
-      return {}
-    rate = (step - before) * self._tokens / (now - started)
-    rates = dict(tokens_per_second=rate)
-    return rates if self._peak is None else rates | dict(mfu=rate * self._flops / self._peak)
-
-
-class Evaluation:
-  """Loss per token on the validation split, and bits per byte of its text if all of it is read."""
-
-  def __init__(self, trainer: Trainer, corpus: Corpus):
-    self._trainer, self._split = trainer, corpus.validation
-    self._program = None
-
-  def __call__(self, weights) -> dict[str, float]:
-    trainer, data = self._trainer, self._trainer.cfg.data
-    if self._split.tokens < 2:
-      return {}
-    self._program = self._program or trainer.lower_evaluate().compile()
-    shapes = trainer.batch_shapes()
-    host, hosts = feed.host_share(shapes["tokens"])
-    batches = evaluation_batches(
-      self._split, length=data.length, batch=data.batch, host=host, hosts=hosts
-    )
-    total, count = 0.0, 0
-    for batch in itertools.islice(batches, trainer.cfg.eval_batches):
-      loss, targets = self._program(weights, feed.place(batch, shapes))
-      total, count = total + loss.item(), count + targets.item()
-    results = dict(validation_loss=total / count)
-    if trainer.cfg.eval_batches is None:
-      results["validation_bits_per_byte"] = total / math.log(2) / self._split.bytes
-    return results

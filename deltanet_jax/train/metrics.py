@@ -2,12 +2,15 @@
 
 import json
 import math
-import os
 import pathlib
 import time
 
 import jax
 import jax.numpy as jnp
+
+from deltanet_jax.files import write_text
+from deltanet_jax.models import summarize
+from deltanet_jax.train.step import Trainer
 
 FILE = "metrics.jsonl"
 
@@ -66,9 +69,7 @@ class Log:
     if not path.exists():
       return
     rows = [row for row in path.read_text().splitlines() if _step_of(row) <= step]
-    new = path.with_name(path.name + ".new")
-    new.write_text("".join(row + "\n" for row in rows))
-    os.replace(new, path)
+    write_text(path, "".join(row + "\n" for row in rows))
 
   def write(self, step: int, values: dict):
     if self._file is None:
@@ -93,3 +94,29 @@ def _step_of(row: str) -> int:
     return json.loads(row)["step"]
   except (ValueError, KeyError):
     return 1 << 62
+
+
+class Meter:
+  """Speed since it was last asked."""
+
+  def __init__(self, trainer: Trainer):
+    cfg = trainer.cfg
+    self._tokens = cfg.data.batch * cfg.data.length
+    # The backward costs twice the forward.
+    self._flops = 3 * summarize(cfg.model, cfg.data.length).flops
+    peak = peak_flops(trainer.mesh.devices.flat[0])
+    self._peak = None if peak is None else peak * trainer.mesh.size
+    self._step = None
+
+  def restart(self, step: int):
+    self._step, self._start = step, time.perf_counter()
+
+  def rates(self, step: int) -> dict[str, float]:
+    before, now = self._step, time.perf_counter()
+    started = None if before is None else self._start
+    self.restart(step)
+    if before is None or step <= before:
+      return {}
+    rate = (step - before) * self._tokens / (now - started)
+    rates = dict(tokens_per_second=rate)
+    return rates if self._peak is None else rates | dict(mfu=rate * self._flops / self._peak)

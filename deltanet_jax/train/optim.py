@@ -9,13 +9,15 @@ from deltanet_jax.config import TrainConfig
 def learning_rate(cfg: TrainConfig, step):
   """Of the update number `step`, counted from 0: linear warm-up in tokens, then a cosine."""
   opt = cfg.optimizer
+  first, highest = opt.initial_learning_rate, opt.learning_rate
+  last = opt.final_learning_rate
   per_step = cfg.data.batch * cfg.data.length
   # In updates, not tokens: 10^11 is beyond float32's whole numbers.
   warmup = opt.warmup_tokens / per_step
   step = jnp.asarray(step, jnp.float32)
-  rising = opt.initial + (opt.peak - opt.initial) * step / max(warmup, 1e-9)
+  rising = first + (highest - first) * step / max(warmup, 1e-9)
   done = jnp.clip((step - warmup) / max(cfg.tokens / per_step - warmup, 1e-9), 0.0, 1.0)
-  falling = opt.final + (opt.peak - opt.final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+  falling = last + (highest - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
   return jnp.where(step < warmup, rising, falling)
 
 
@@ -31,9 +33,3 @@ def make_optimizer(cfg: TrainConfig, decayed: dict[str, bool]) -> optax.Gradient
     optax.scale_by_adam(opt.b1, opt.b2, opt.eps),
     optax.add_decayed_weights(opt.weight_decay, mask=decayed),
   )
-
-
-def decayed_weights(axes: dict[str, tuple]) -> dict[str, bool]:
-  """Matrices decay; norms, biases and the logarithms of decay rates do not."""
-  own = lambda names: [name for name in names if name != "layers"]
-  return {name: len(own(names)) > 1 and not name.endswith("A_log") for name, names in axes.items()}

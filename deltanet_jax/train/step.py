@@ -9,55 +9,24 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
-from deltanet_jax.models import LM
-from deltanet_jax.models.lm import head_logits
-from deltanet_jax.train.optim import decayed_weights, learning_rate, make_optimizer
+from deltanet_jax.train.loss import batch_totals
+from deltanet_jax.train.optim import learning_rate, make_optimizer
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
 
-# A batch is tokens, targets, segment_ids [B L] and a mask [B L] of the targets that count.
+# As `deltanet_jax.data.Batch`, of all hosts together.
 Batch = dict[str, Any]
 # weights, optimizer: by name; step: updates so far; skipped: of these, those that changed nothing
 # because their gradient was not finite; bad: how many such there were in a row just now.
 State = dict[str, Any]
 
 
-def token_losses(
-  model: LM, batch: Batch, loss_chunk: int
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-  """Sum of -log p over the targets that count, and their number.
-
-  The logits of `loss_chunk` tokens of each row exist at a time, in the backward too.
-  """
-  x, _ = model.features(batch["tokens"], batch["segment_ids"])
-  x = sharding.constrain(x, "batch", "length", None)
-  B, L = batch["tokens"].shape
-  parts = -(-L // loss_chunk) if L % min(loss_chunk, L) == 0 else 1
-  # Here, not in each part, where it would be gathered three times and its gradient scattered.
-  kernel = model.head_kernel()
-
-  @jax.checkpoint
-  def part(total, xs):
-    x, targets, mask = xs
-    logits = sharding.constrain(head_logits(x, kernel), "batch", "length", "vocab")
-    # A sum over the vocabulary, not a lookup: that would gather it where it is split.
-    vocab = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
-    right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)
-    loss = jax.nn.logsumexp(logits, axis=-1) - right
-    return total + jnp.where(mask, loss, 0).sum(), None
-
-  split = lambda y: jnp.moveaxis(y.reshape(B, parts, L // parts, *y.shape[2:]), 1, 0)
-  xs = jax.tree.map(split, (x, batch["targets"], batch["mask"]))
-  total, _ = lax.scan(part, jnp.zeros((), jnp.float32), xs)
-  return total, batch["mask"].sum(dtype=jnp.int32)
-
-
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-  """The pure functions of one run, initial state, update and evaluation, and how they are split."""
+  """The pure functions of one run, initial state, update and score, and how they are split."""
 
   cfg: TrainConfig
   mesh: Mesh
@@ -95,31 +64,33 @@ class Trainer:
     return new, metrics | dict(skipped=new["skipped"], bad=new["bad"])
 
   def _gradient(self, weights, batch):
-    """The mean loss over a batch and its gradient, in `grad_accum` parts."""
-    # Every part is divided by the whole batch's count: parts may hold different numbers of targets.
+    """The mean loss over a batch and its gradient, in `grad_accum` micro-batches."""
+    # Each is divided by the whole batch's count: they may hold different numbers of targets.
     count = jnp.maximum(batch["mask"].sum(dtype=jnp.int32), 1).astype(jnp.float32)
 
-    def loss(weights, part):
-      total, _ = token_losses(self.skeleton.model(weights), part, self.cfg.loss_chunk)
-      return total / count
+    def loss(weights, micro_batch):
+      model = self.skeleton.model(weights)
+      return batch_totals(model, micro_batch, self.cfg.loss_chunk)["loss"] / count
 
-    parts = self.cfg.grad_accum
-    if parts == 1:
+    n = self.cfg.grad_accum
+    if n == 1:
       return jax.value_and_grad(loss)(weights, batch)
 
     def split(x):
-      # Rows of one part lie apart, so that every device has rows in each part.
-      x = jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
+      # Rows of one micro-batch lie apart, so that every device has rows in each.
+      x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
       return sharding.constrain(x, None, "batch", "length")
 
-    def add(carry, part):
-      return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, part)), None
+    def add(carry, micro_batch):
+      return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, micro_batch)), None
 
     zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, weights))
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
-  def evaluate(self, weights, batch: Batch) -> tuple[Array, Array]:
-    return token_losses(self.skeleton.model(weights), batch, self.cfg.loss_chunk)
+  def score(self, weights, batch: Batch) -> dict[str, Array]:
+    """Sums over the batch: loss, how many targets were the likeliest token, targets."""
+    model = self.skeleton.model(weights)
+    return batch_totals(model, batch, self.cfg.loss_chunk, count_correct=True)
 
   def state_shapes(self) -> State:
     """The state as shapes with shardings; takes no memory."""
@@ -165,8 +136,8 @@ class Trainer:
     places = (_places(state), jax.tree.map(lambda _: whole, metrics))
     return self.lower(self.update, state, batch, places=places, donate=0, **options)
 
-  def lower_evaluate(self, **options):
-    return self.lower(self.evaluate, self.state_shapes()["weights"], self.batch_shapes(), **options)
+  def lower_score(self, **options):
+    return self.lower(self.score, self.state_shapes()["weights"], self.batch_shapes(), **options)
 
 
 def _places(shapes):
@@ -177,11 +148,11 @@ def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
   """Checks the configuration and the mesh against each other; computes nothing."""
   cfg.validate()
   mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
-  parts = skeleton(cfg.model)
-  for name, axes in parts.axes.items():
-    for axis, size in zip(axes, parts.shapes[name].shape):
+  model = skeleton(cfg.model)
+  for name, axes in model.axes.items():
+    for axis, size in zip(axes, model.shapes[name].shape):
       sharding.check_divides(mesh, axis, size, f"axis {axis!r} of weight {name}")
   rows = cfg.data.batch // cfg.grad_accum
   sharding.check_divides(mesh, "batch", rows, "data.batch / grad_accum")
   sharding.check_divides(mesh, "length", cfg.data.length, "data.length")
-  return Trainer(cfg, mesh, parts, make_optimizer(cfg, decayed_weights(parts.axes)))
+  return Trainer(cfg, mesh, model, make_optimizer(cfg, model.decays))

@@ -6,18 +6,19 @@ import jax
 from flax import nnx
 
 from deltanet_jax.config import ModelConfig
-from deltanet_jax.models import LM, build, logical_axes
+from deltanet_jax.models import LM, build
 from deltanet_jax.models.build import abstract
 
 
 @dataclasses.dataclass(frozen=True)
 class Skeleton:
-  """A model without its weights, and the axis names of each."""
+  """A model without its weights; of each by name its shape, its axes and whether it decays."""
 
   graph: nnx.GraphDef
   structure: jax.tree_util.PyTreeDef
   shapes: dict[str, jax.ShapeDtypeStruct]
   axes: dict[str, tuple[str | None, ...]]
+  decays: dict[str, bool]
 
   def model(self, weights: dict[str, jax.Array]) -> LM:
     state = jax.tree.unflatten(self.structure, [weights[name] for name in self.shapes])
@@ -26,13 +27,17 @@ class Skeleton:
 
 def skeleton(cfg: ModelConfig) -> Skeleton:
   """What there is to know of a model before its weights exist."""
-  model = abstract(cfg)
-  graph, state = nnx.split(model, nnx.Param)
-  axes = {_name(path): names for path, names in logical_axes(model).items()}
+  graph, state = nnx.split(abstract(cfg), nnx.Param)
+  axes, decays = {}, {}
+  for path, weight in nnx.to_flat_state(state):
+    facts = weight.get_metadata()
+    # The weights of a stack have one axis more than their layer gave them.
+    stacked = ("layers",) * (len(weight.shape) - len(facts["axes"]))
+    axes[_name(path)] = (*stacked, *facts["axes"])
+    decays[_name(path)] = facts["decays"]
   leaves, structure = jax.tree.flatten(state)
   shapes = dict(zip(_names(state), leaves))
-  assert shapes.keys() == axes.keys()
-  return Skeleton(graph, structure, shapes, axes)
+  return Skeleton(graph, structure, shapes, axes, decays)
 
 
 def weights_of(model: LM) -> dict[str, jax.Array]:

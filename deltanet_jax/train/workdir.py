@@ -1,13 +1,15 @@
 """The folder of one run: what it was started with, and whether a new start may continue it."""
 
-import hashlib
 import json
 import pathlib
 
 from deltanet_jax.config import TrainConfig, from_json, to_json
-from deltanet_jax.data import Corpus
+from deltanet_jax.data import Task
+from deltanet_jax.files import write_json
+from deltanet_jax.mixers import mixer_config
 
 FILE = "config.json"
+VERSION = 2  # of what is in it
 # What may change between two starts of one run: it moves work around, the result stays the same.
 _FREE = (
   "mesh.",
@@ -23,13 +25,6 @@ _FREE = (
   "eval_batches",
   "max_bad_updates",
 )
-
-
-def corpus_hash(corpus: Corpus) -> str:
-  """Identifies tokens and order, wherever the files lie."""
-  shards = corpus.manifest.train.shards + corpus.manifest.validation.shards
-  sums = [corpus.manifest.recipe.tokenizer_hash, *(shard.bin_sha256 for shard in shards)]
-  return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
 def check(workdir: pathlib.Path, cfg: TrainConfig):
@@ -48,43 +43,65 @@ def check(workdir: pathlib.Path, cfg: TrainConfig):
       )
 
 
-def check_identity(workdir: pathlib.Path, identity: dict):
-  """Refuses to go on with another corpus or tokenizer, named by their hashes."""
+def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
+  """Refuses a task that does not suit the configuration, or another one than before."""
+  shape = (cfg.data.batch, cfg.data.length)
+  if task.shape != shape:
+    raise ValueError(f"the task's batches are {task.shape}, expected data.batch, length = {shape}.")
+  if task.vocab > cfg.model.vocab:
+    raise ValueError(
+      f"model.vocab is {cfg.model.vocab}, less than the {task.vocab} tokens of the task."
+    )
   if not (workdir / FILE).exists():
     return
-  before = _read(workdir / FILE)
-  for key, value in identity.items():
-    if before[key] != value:
+  before = _read(workdir / FILE)["identity"]
+  now = task.identity()
+  for key in sorted(before.keys() | now.keys()):
+    if before.get(key) != now.get(key):
       raise ValueError(
-        f"{workdir} was started with another {key} ({before[key][:12]}, now {value[:12]}):"
-        " use the same, or another workdir."
+        f"{workdir} was started with another {key} ({str(before.get(key))[:12]}, now"
+        f" {str(now.get(key))[:12]}): use the same, or another workdir."
       )
 
 
-def write(workdir: pathlib.Path, cfg: TrainConfig, identity: dict, origin: dict):
-  """Writes what `check` compares, if the run is new, and where it came from."""
+def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict):
+  """Writes what is compared when the run goes on, and where it came from, if it is new."""
   path = workdir / FILE
   if path.exists():
     return
   workdir.mkdir(parents=True, exist_ok=True)
-  new = path.with_name(FILE + ".new")
-  new.write_text(json.dumps(dict(config=to_json(cfg), **identity, origin=origin), indent=1) + "\n")
-  new.replace(path)
+  write_json(
+    path,
+    dict(
+      version=VERSION,
+      config=to_json(cfg),
+      identity=task.identity(),
+      task=task.describe(),
+      origin=origin,
+    ),
+  )
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:
   """The configuration of a run, and all else that was written beside it."""
   values = _read(workdir / FILE)
-  return from_json(values["config"]), values
+  return from_json(values["config"], mixer_config), values
 
 
 def _read(path) -> dict:
   if not path.exists():
     raise ValueError(f"{path.parent} has no {FILE}: it is not the workdir of a run.")
   try:
-    return json.loads(path.read_text())
+    values = json.loads(path.read_text())
   except ValueError as e:
     raise ValueError(f"{path} is damaged ({e}): restore it, or start in another workdir.") from e
+  version = values.get("version", 1) if isinstance(values, dict) else None
+  if version != VERSION:
+    raise ValueError(
+      f"{path} has format {version}, this version reads {VERSION}: use the version of the library"
+      " that wrote it, or another workdir."
+    )
+  return values
 
 
 def _flat(values, prefix="") -> dict:

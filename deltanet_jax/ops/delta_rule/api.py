@@ -1,14 +1,8 @@
 """The delta rule for users: checks, dtypes and the choice of implementation."""
 
-import functools
-from typing import Literal, get_args
-
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops import slot
 from deltanet_jax.ops.checks import (
   check_chunk,
   check_floating,
@@ -18,18 +12,11 @@ from deltanet_jax.ops.checks import (
   check_qk,
   check_segment_ids,
 )
-from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
+from deltanet_jax.ops.delta_rule import parallel
+from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, fastest
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
-from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
-
-Implementation = Literal[
-  "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
-]
-StepImplementation = Literal["recurrent", "pallas_tpu", "pallas_gpu", "by_platform"]
-# What a platform runs if it is not told; the kernels' own limits are in `_kernel_serves`.
-_BY_BACKEND = {"cpu": "chunkwise", "tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 
 
 def delta_rule(
@@ -63,9 +50,9 @@ def delta_rule(
     implementation: "recurrent" (the definition, a scan over tokens), "chunkwise" (a scan over
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
-      takes the fastest that this process's platform has for these inputs; "by_platform" leaves
-      the same choice to the platform a program is lowered for (one at a time: Pallas of this
-      version cannot be lowered for several at once), at the price of tracing them all.
+      takes the fastest that the platform has for these inputs, this process's or the one named
+      by `compiling_for`; "by_platform" leaves the same choice to lowering (for one platform at a
+      time, as Pallas demands), at the price of tracing them all.
     inverse_precision: how a kernel multiplies inside (I + A)^-1, "bf16", "bf16x3", "bf16x6" or
       "substitution"; None is exact to float32 for float32 inputs. Plain JAX is always exact.
     interpret: runs a Pallas kernel on the CPU; refused by implementations without one.
@@ -75,79 +62,29 @@ def delta_rule(
   """
   check_inputs(q, k, v, beta=beta, g=g, S0=S0, segment_ids=segment_ids)
   check_chunk(chunk)
-  B, _, H, dk = q.shape
-  Hv, dv = v.shape[2:]
-  if implementation is None:
-    serves = _kernel_serves(q, k, v, g, S0)
-    implementation = _BY_BACKEND.get(jax.default_backend(), "chunkwise") if serves else "chunkwise"
-  check_implementation(implementation, get_args(Implementation))
-  kernel = implementation in ("pallas_tpu", "pallas_gpu", "triton")
-  if interpret and (not kernel or implementation == "triton"):
-    raise ValueError(
-      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
-    )
-  if inverse_precision is not None and not kernel:
+  implementation = implementation or fastest(q, k, v, beta, g, S0)
+  form = _form(implementation, interpret)
+  options = dict(scale=float(scale), chunk=chunk)
+  if form.kernel:
+    options["inverse_precision"] = inverse_precision
+  elif inverse_precision is not None:
     raise ValueError(
       f"inverse_precision={inverse_precision!r} is for kernels, and implementation"
       f" {implementation!r} always inverts exactly."
     )
-
-  options = dict(g=g, S0=S0, segment_ids=segment_ids, scale=float(scale), chunk=chunk)
-  if kernel:
-    options |= dict(inverse_precision=inverse_precision, interpret=interpret)
-    return _kernel(implementation, q, k, v, beta, **options)
-  if implementation == "by_platform":
-    return _by_platform(q, k, v, beta, **options)
-  dtype = state_dtype(q, k, v, beta, g, S0)
-  documents = None if segment_ids is None else number_documents(segment_ids)
-  S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
-  if implementation == "chunkwise":
-    return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, scale=float(scale), chunk=chunk)
-  form = reference.recurrent if implementation == "recurrent" else parallel.parallel
-  q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
-  g = None if g is None else g.astype(dtype)
-  with products_for(v.dtype):
-    o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, documents)
-  return o.astype(v.dtype), S
+  if interpret:
+    options["interpret"] = True
+  return form.run(q, k, v, beta, g, S0, segment_ids, **options)
 
 
-def _kernel_serves(q, k, v, g, S0):
-  """Whether the kernels take these inputs: one dtype, bfloat16 or float32, no gate per channel."""
-  narrow = q.dtype == k.dtype == v.dtype and v.dtype in (jnp.bfloat16, jnp.float32)
-  wide = S0 is not None and S0.dtype == jnp.float64
-  small = q.shape[3] <= MAX_KEY_SIZE and v.shape[3] <= MAX_VALUE_SIZE
-  return narrow and not wide and small and (g is None or g.ndim == 3)
-
-
-def _kernel(implementation, q, k, v, beta, *, interpret=False, **options):
-  # Not at the top: plain JAX must not pay for kernels, and a broken import must be seen here.
-  from pallas_kernels import delta_rule as kernels
-
-  if implementation != "pallas_tpu":
-    options["chunk"] = options["chunk"] or 64
-  match implementation:
-    case "pallas_tpu":
-      return kernels.delta_rule_tpu(q, k, v, beta, **options, interpret=interpret)
-    case "pallas_gpu":
-      return kernels.delta_rule_gpu(q, k, v, beta, **options, interpret=interpret)
-    case "triton":
-      return kernels.delta_rule_triton(q, k, v, beta, **options)
-
-
-def _by_platform(q, k, v, beta, **options):
-  """Every platform's own implementation in one program; lowering keeps the one it is for."""
-  arrays = {name: options.pop(name) for name in ("g", "S0", "segment_ids")}
-  plain = lambda x, rest: delta_rule(*x, **rest, **options, implementation="chunkwise")
-  if not _kernel_serves(q, k, v, arrays["g"], arrays["S0"]):
-    return plain((q, k, v, beta), arrays)
-  kernel = lambda name: lambda x, rest: _kernel(name, *x, **rest, **options)
-  return lax.platform_dependent(
-    (q, k, v, beta),
-    arrays,
-    tpu=kernel("pallas_tpu"),
-    cuda=kernel("pallas_gpu"),
-    default=plain,
-  )
+def _form(implementation, interpret):
+  check_implementation(implementation, FORMS)
+  form = FORMS[implementation]
+  if interpret and not form.interprets:
+    raise ValueError(
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  return form
 
 
 def delta_rule_step(
@@ -159,56 +96,20 @@ def delta_rule_step(
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
-  implementation: StepImplementation | None = None,
+  implementation: Implementation | None = None,
   interpret: bool = False,
 ) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | Slot]:
   """One decoding token: `delta_rule` for L = 1 that continues from S.
 
   Args:
     S: the state, or the `Slot` of a stack of states; returned as it was given.
-    implementation: "recurrent" in plain JAX, differentiable, or a fused kernel, for decoding only,
-      that reads and writes the state once. None is the kernel of this process's platform, if any;
-      "by_platform" that of the platform a program is lowered for.
+    implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
+      kernel's, for decoding only, reads and writes the state once.
   """
-  serves = _kernel_serves(*(x[:, None] for x in (q_t, k_t, v_t)), None, S)
-  serves = serves and (g_t is None or g_t.ndim == 2)
-  if implementation is None:
-    kernels = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"} if serves else {}
-    implementation = kernels.get(jax.default_backend(), "recurrent")
-  check_implementation(implementation, get_args(StepImplementation))
-  if interpret and implementation not in ("pallas_tpu", "pallas_gpu"):
-    raise ValueError(
-      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
-    )
-  run = lambda name: functools.partial(_step, name, scale=float(scale), interpret=interpret)
-  inputs = (q_t, k_t, v_t, beta_t), S, g_t
-  if implementation != "by_platform":
-    return run(implementation)(*inputs)
-  if not serves:
-    return run("recurrent")(*inputs)
-  return lax.platform_dependent(
-    *inputs, tpu=run("pallas_tpu"), cuda=run("pallas_gpu"), default=run("recurrent")
-  )
-
-
-def _step(implementation, token, S, g_t, *, scale, interpret):
-  if implementation == "recurrent":
-    o, new = delta_rule(
-      *(x[:, None] for x in token),
-      g=None if g_t is None else g_t[:, None],
-      S0=slot.read(S),
-      scale=scale,
-      implementation="recurrent",
-    )
-    return o[:, 0], slot.write(S, new)
-  from pallas_kernels import delta_rule as kernels
-
-  by_name = dict(pallas_tpu=kernels.delta_rule_step_tpu, pallas_gpu=kernels.delta_rule_step_gpu)
-  step = functools.partial(by_name[implementation], scale=scale, interpret=interpret)
-  if not isinstance(S, Slot):
-    return step(*token, S, g_t)
-  o, stack = step(*token, S.stack, g_t, layer=S.layer)
-  return o, Slot(stack, S.layer)
+  implementation = implementation or fastest(q_t, k_t, v_t, beta_t, g_t, S)
+  form = _form(implementation, interpret)
+  options = dict(scale=float(scale), interpret=True) if interpret else dict(scale=float(scale))
+  return form.step((q_t, k_t, v_t, beta_t), S, g_t, **options)
 
 
 def delta_rule_attention(

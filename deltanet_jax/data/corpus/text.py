@@ -27,8 +27,8 @@ class Source:
 
 
 def shipped_corpus() -> pathlib.Path:
-  """Two novels by Jane Austen as JSON lines, a chapter each; see corpus/README.md."""
-  return pathlib.Path(__file__).parent / "corpus" / "austen.jsonl.xz"
+  """Two novels by Jane Austen as JSON lines, a chapter each; see shipped/README.md."""
+  return pathlib.Path(__file__).parent / "shipped" / "austen.jsonl.xz"
 
 
 def find_sources(path: str | pathlib.Path) -> list[Source]:

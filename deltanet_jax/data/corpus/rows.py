@@ -6,20 +6,8 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from deltanet_jax.data.shards import Split
-
-Batch = dict[str, np.ndarray]
-_PREFETCH = 4  # batches that each reading thread may be ahead
-
-
-def _rows_per_host(length: int, batch: int, host: int, hosts: int) -> int:
-  if length < 1:
-    raise ValueError(f"length is {length}, expected a positive number.")
-  if not 0 <= host < hosts:
-    raise ValueError(f"host is {host}, expected 0 to {hosts - 1}.")
-  if batch < 1 or batch % hosts:
-    raise ValueError(f"batch is {batch}, expected a multiple of the {hosts} hosts.")
-  return batch // hosts
+from deltanet_jax.data.corpus.shards import Split
+from deltanet_jax.data.task import Batch, rows_per_host
 
 
 def _read_rows(split: Split, windows: list[int], length: int) -> Batch:
@@ -51,13 +39,12 @@ def _read_rows(split: Split, windows: list[int], length: int) -> Batch:
   }
 
 
-class _Batches:
-  """The batches of one host by step, a pure function of seed and step."""
+class ShuffledRows:
+  """Batches of a split's rows by step, shuffled anew in every epoch."""
 
-  def __init__(self, split: Split, length: int, batch: int, seed: int, host: int, hosts: int):
+  def __init__(self, split: Split, *, length: int, batch: int, seed: int = 0):
     self._split, self._length, self._batch = split, length, batch
-    self._rows = _rows_per_host(length, batch, host, hosts)
-    self._first = host * self._rows
+    _check_length(length)
     if seed < 0:
       raise ValueError(f"seed is {seed}, expected 0 or more.")
     windows = (split.tokens - 1) // length
@@ -66,40 +53,19 @@ class _Batches:
         f"The split {split.name!r} has {max(windows, 0)} rows of {length} tokens, fewer than the "
         f"batch of {batch}: use shorter rows, a smaller batch or more text."
       )
-    # Shuffled anew in every epoch.
     self._order = grain.MapDataset.range(windows).seed(seed).shuffle().repeat()
 
-  def __len__(self) -> int:
-    return len(self._order) // self._batch
-
-  def __getitem__(self, step: int) -> Batch:
-    start = step * self._batch + self._first
-    windows = [int(self._order[start + row]) for row in range(self._rows)]
+  def batch(self, step: int, host: int, hosts: int) -> Batch:
+    """This host's rows: tokens, targets, segment_ids and mask, each [b L], b = batch / hosts."""
+    rows = rows_per_host(self._batch, host, hosts)
+    start = step * self._batch + host * rows
+    windows = [int(self._order[start + row]) for row in range(rows)]
     return _read_rows(self._split, windows, self._length)
 
 
-def training_batches(
-  split: Split,
-  *,
-  length: int,
-  batch: int,
-  seed: int = 0,
-  host: int = 0,
-  hosts: int = 1,
-  workers: int = 0,
-) -> grain.DatasetIterator[Batch]:
-  """Endless batches of shuffled rows: tokens, targets, segment_ids and mask, each [b L].
-
-  The hosts' rows, one host after the other, are the same batch for any number of hosts. The
-  iterator's state is {"next_index": step}, so it fits any number of hosts and workers.
-
-  Args:
-    batch: rows of all hosts together; b = batch / hosts.
-    workers: threads that read ahead; 0 reads when asked.
-  """
-  source = _Batches(split, length, batch, seed, host, hosts)
-  options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=_PREFETCH * workers)
-  return iter(grain.MapDataset.source(source).to_iter_dataset(options))
+def _check_length(length: int):
+  if length < 1:
+    raise ValueError(f"length is {length}, expected a positive number.")
 
 
 def evaluation_batches(
@@ -109,7 +75,8 @@ def evaluation_batches(
 
   Every token but the bos of each document is a target of exactly one row.
   """
-  rows = _rows_per_host(length, batch, host, hosts)
+  _check_length(length)
+  rows = rows_per_host(batch, host, hosts)
   if split.tokens < 2:
     raise ValueError(
       f"The split {split.name!r} has no text: prepare the corpus with a share for it."

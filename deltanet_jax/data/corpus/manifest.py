@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 
 FILE = "manifest.json"
@@ -95,17 +94,3 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
   except (ValueError, KeyError, TypeError) as e:
     raise ValueError(f"{path} is damaged ({e!r}): delete {folder} and prepare it again.") from e
   raise ValueError(f"{path} has format {version}, this program reads {VERSION}: prepare it again.")
-
-
-def write_json(path: pathlib.Path, values: object):
-  """Writes under another name and renames, so that a reader sees all or nothing."""
-  new = path.with_name(path.name + ".new")
-  new.write_text(json.dumps(values, indent=1) + "\n")
-  sync(new)
-  new.replace(path)
-
-
-def sync(path: pathlib.Path):
-  """Returns when the file is on the disk and not only in memory."""
-  with open(path, "rb") as file:
-    os.fsync(file.fileno())

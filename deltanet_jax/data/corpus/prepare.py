@@ -1,6 +1,6 @@
 """Text files to a prepared corpus: documents shuffled on disk, tokenized, written in shards.
 
-A run that was interrupted goes on where it was: `.partial` in the output keeps the buckets and the
+Interrupted, it goes on where it was: `.partial` in the output keeps the buckets and the
 list of finished shards, and the manifest is written last.
 """
 
@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from tqdm import tqdm
 
-from deltanet_jax.data import manifest as manifests
-from deltanet_jax.data.buckets import Dealt, deal, is_whole, shuffled
-from deltanet_jax.data.manifest import Manifest, Recipe, Shard, SplitInfo
-from deltanet_jax.data.shards import check_files
-from deltanet_jax.data.text import find_sources
-from deltanet_jax.data.tokenizer import Tokenizer
+from deltanet_jax import files
+from deltanet_jax.data.corpus import manifest as manifests
+from deltanet_jax.data.corpus.buckets import Dealt, deal, is_whole, shuffled
+from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
+from deltanet_jax.data.corpus.shards import check_files
+from deltanet_jax.data.corpus.text import find_sources
+from deltanet_jax.data.corpus.tokenizer import Tokenizer
 
 _PARTIAL = ".partial"
 _GROUP = 1 << 22  # bytes of text tokenized at a time
@@ -68,7 +69,9 @@ def _locked(partial: pathlib.Path):
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      raise ValueError(f"Another run is preparing {partial.parent}: wait until it ends.") from None
+      raise ValueError(
+        f"Another process is preparing {partial.parent}: wait until it ends."
+      ) from None
     yield
 
 
@@ -77,7 +80,7 @@ def _held_out(recipe: Recipe, documents: int) -> int:
 
 
 def _deal_once(path: pathlib.Path, recipe: Recipe, partial: pathlib.Path) -> Dealt:
-  """What the buckets hold, filling them unless an earlier run finished that."""
+  """What the buckets hold, filling them unless that was finished before."""
   done = partial / "dealt.json"
   if done.is_file():
     stored = json.loads(done.read_text())
@@ -94,9 +97,7 @@ def _deal_once(path: pathlib.Path, recipe: Recipe, partial: pathlib.Path) -> Dea
       f"{path} has {dealt.documents} documents with text, too few to hold out a share of "
       f"{recipe.validation}: give more, or set validation to 0."
     )
-  manifests.write_json(
-    done, {"recipe": dataclasses.asdict(recipe), "dealt": dataclasses.asdict(dealt)}
-  )
+  files.write_json(done, {"recipe": dataclasses.asdict(recipe), "dealt": dataclasses.asdict(dealt)})
   return dealt
 
 
@@ -134,7 +135,7 @@ def _write_shard(
   index = np.asarray(starts, manifests.START).tobytes()
   (partial / f"{name}.idx").write_bytes(index)
   for file in (f"{name}.bin", f"{name}.idx"):
-    manifests.sync(partial / file)
+    files.sync(partial / file)
     (partial / file).replace(partial.parent / file)
   return Shard(
     name=name,
@@ -175,7 +176,7 @@ def _write_shards(
         some = itertools.islice(documents, left[split])
         own.append(_write_shard(f"{split}-{len(own):05}", some, recipe.shard_tokens, partial))
         left[split] -= own[-1].documents
-        manifests.write_json(journal, {s: list(map(dataclasses.asdict, shards[s])) for s in shards})
+        files.write_json(journal, {s: list(map(dataclasses.asdict, shards[s])) for s in shards})
   return {split: SplitInfo.of(own) for split, own in shards.items()}
 
 
@@ -220,8 +221,8 @@ def prepare(
       dealt = _deal_once(pathlib.Path(source), recipe, partial)
       splits = _write_shards(recipe, tokenizer, dealt, partial)
       manifest = Manifest(recipe=recipe, dropped=dealt.dropped, **splits)
-      # Shards of an earlier run may have been touched since.
+      # Shards written before an interruption may have been touched since.
       check_files(output, manifest, checksums=True)
-      manifests.write_json(output / manifests.FILE, dataclasses.asdict(manifest))
+      files.write_json(output / manifests.FILE, dataclasses.asdict(manifest))
   shutil.rmtree(partial, ignore_errors=True)
   return manifest

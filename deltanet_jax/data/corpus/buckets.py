@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from deltanet_jax.data.manifest import sync
-from deltanet_jax.data.text import Source, read_documents
+from deltanet_jax.data.corpus.text import Source, read_documents
+from deltanet_jax.files import sync
 
 _BUCKET = 1 << 26  # bytes of input per bucket; compressed text takes three to five times as many
 _MAX_BUCKETS = 512  # all are open at once

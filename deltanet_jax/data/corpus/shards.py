@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
 
 import numpy as np
 
-from deltanet_jax.data import manifest as manifests
-from deltanet_jax.data.tokenizer import Tokenizer
+from deltanet_jax.data.corpus import manifest as manifests
+from deltanet_jax.data.corpus.tokenizer import Tokenizer
+from deltanet_jax.files import sha256
 
 # Up to so many bytes the checksums are compared at every opening (about a second per 500 MB).
 _ALWAYS_VERIFIED = 1 << 28
@@ -77,11 +77,6 @@ class Corpus:
   validation: Split
 
 
-def _sha256(path: pathlib.Path) -> str:
-  with open(path, "rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check_shard(folder: pathlib.Path, shard: manifests.Shard, checksums: bool):
   for suffix, count, dtype, checksum in (
     (".bin", shard.tokens, manifests.TOKEN, shard.bin_sha256),
@@ -95,7 +90,7 @@ def _check_shard(folder: pathlib.Path, shard: manifests.Shard, checksums: bool):
       raise ValueError(
         f"{path} is {found}, expected {expected} bytes: delete {folder} and prepare it again."
       )
-    if checksums and _sha256(path) != checksum:
+    if checksums and sha256(path) != checksum:
       raise ValueError(
         f"{path} has another checksum than in the manifest: delete {folder} and prepare it again."
       )

@@ -1,7 +1,6 @@
-"""Trained models for use elsewhere: out of a run's folder, or as weights with a configuration."""
+"""Loads what a run left, and writes its weights alone for use elsewhere."""
 
 import dataclasses
-import json
 import pathlib
 import shutil
 
@@ -9,6 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from deltanet_jax.config import CheckpointConfig, TrainConfig, to_json
+from deltanet_jax.files import write_json
 from deltanet_jax.models import LM
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import Checkpoints, checksum
@@ -21,7 +21,7 @@ _WEIGHTS = "weights"
 class Trained:
   model: LM
   config: TrainConfig
-  tokenizer: str  # hash
+  tokenizer: str | None  # name of what made its tokens; None if they were no text
   step: int
 
 
@@ -29,10 +29,10 @@ def load_trained(folder: str | pathlib.Path) -> Trained:
   """The newest model of a run's folder, or one that `save_weights` wrote, on one device."""
   folder = pathlib.Path(folder)
   cfg, values = folders.read_config(folder)
-  parts = skeleton(cfg.model)
+  model = skeleton(cfg.model)
   place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   shapes = {
-    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in parts.shapes.items()
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in model.shapes.items()
   }
   if (folder / _WEIGHTS).exists():
     with ocp.StandardCheckpointer() as checkpointer:
@@ -43,7 +43,7 @@ def load_trained(folder: str | pathlib.Path) -> Trained:
   else:
     weights, meta = Checkpoints(folder, CheckpointConfig()).restore_weights(shapes)
     step = meta["step"]
-  return Trained(parts.model(weights), cfg, values["tokenizer"], step)
+  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), step)
 
 
 def save_weights(trained: Trained, folder: str | pathlib.Path):
@@ -58,12 +58,13 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save((new / _WEIGHTS).resolve(), weights)
   values = dict(
+    version=folders.VERSION,
     config=to_json(trained.config),
-    tokenizer=trained.tokenizer,
+    task=dict(tokenizer=trained.tokenizer),
     step=trained.step,
     checksum=checksum(weights),
   )
-  (new / folders.FILE).write_text(json.dumps(values, indent=1) + "\n")
+  write_json(new / folders.FILE, values)
   if folder.exists():
     folder.rmdir()
   new.rename(folder)

@@ -1,0 +1,17 @@
+"""Text to tokens on disk, and packed rows of them."""
+
+from deltanet_jax.data.corpus.shards import Corpus, Split, open_corpus
+from deltanet_jax.data.corpus.task import CorpusTask
+from deltanet_jax.data.corpus.text import shipped_corpus
+from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
+
+__all__ = [
+  "TOKENIZERS",
+  "Corpus",
+  "CorpusTask",
+  "Split",
+  "Tokenizer",
+  "load_tokenizer",
+  "open_corpus",
+  "shipped_corpus",
+]

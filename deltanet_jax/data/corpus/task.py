@@ -1,0 +1,37 @@
+"""Language modelling of a prepared corpus as a task."""
+
+import hashlib
+
+from deltanet_jax.data.corpus.rows import ShuffledRows, evaluation_batches
+from deltanet_jax.data.corpus.shards import Corpus
+from deltanet_jax.data.task import Task
+
+
+class CorpusTask(Task):
+  """The next token of packed documents; the validation split is what is held out."""
+
+  def __init__(self, corpus: Corpus, *, length: int, batch: int, seed: int = 0):
+    self.corpus, self.shape = corpus, (batch, length)
+    self.vocab = corpus.manifest.recipe.vocab
+    self._rows = ShuffledRows(corpus.train, length=length, batch=batch, seed=seed)
+    self.validation_bytes = corpus.validation.bytes
+
+  def identity(self):
+    """Hashes of the tokenizer and of all tokens in their order, wherever the files lie."""
+    manifest = self.corpus.manifest
+    shards = manifest.train.shards + manifest.validation.shards
+    sums = [manifest.recipe.tokenizer_hash, *(shard.bin_sha256 for shard in shards)]
+    corpus = hashlib.sha256("\n".join(sums).encode()).hexdigest()
+    return dict(tokenizer=manifest.recipe.tokenizer_hash, corpus=corpus)
+
+  def describe(self):
+    return dict(tokenizer=self.corpus.manifest.recipe.tokenizer)
+
+  def batch(self, step, host, hosts):
+    return self._rows.batch(step, host, hosts)
+
+  def validation(self, host, hosts):
+    split, (batch, length) = self.corpus.validation, self.shape
+    if split.tokens < 2:
+      return iter(())
+    return evaluation_batches(split, length=length, batch=batch, host=host, hosts=hosts)

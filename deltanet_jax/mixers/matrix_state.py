@@ -1,0 +1,79 @@
+"""What mixers with a matrix S [dk dv] per head share: state, cost, and running their operator."""
+
+import jax.numpy as jnp
+
+from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, slot
+from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.sharding import locally
+
+# Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
+_TOKENS = ("batch", None, "mixing_heads", None)
+_STATE = ("batch", "mixing_heads", None, None)
+_SEGMENTS = ("batch", None)
+
+
+class MatrixStateMixer(Mixer):
+  """Has heads, key_size, value_size and a `QKV` called qkv; the state is S and its convolutions."""
+
+  def init_state(self, batch, max_length, dtype):
+    S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), wide_dtype(dtype))
+    return dict(S=S, **self.qkv.init_state(batch, dtype))
+
+  def flops(self, length):
+    """Of the chunkwise form: scores, outputs and state."""
+    dk, dv, C = self.key_size, self.value_size, min(self.cfg.chunk or 64, length)
+    return 2 * self.heads * (C * dk + C * dv + 2 * dk * dv + self.erasing_flops(C))
+
+  def erasing_flops(self, C: int) -> float:
+    """Multiply-adds per token and head beyond those of linear attention."""
+    return 0
+
+
+class DeltaRuleMixer(MatrixStateMixer):
+  """A mixer on the delta rule; the settings have chunk, implementation, negative_eigenvalues."""
+
+  in_place = ("S",)
+
+  def erasing_flops(self, C):
+    # K K^T, the inverse (C^3 / 3), X times values, and K S.
+    dk, dv = self.key_size, self.value_size
+    return C * dk + C * C / 3 + C * dv + dk * dv
+
+  def run(self, q, k, v, beta, g, segment_ids, state):
+    """(o, S) from "S" of the state or from nothing."""
+    cfg = self.cfg
+    beta = 2 * beta if cfg.negative_eigenvalues else beta
+    options = dict(scale=self.key_size**-0.5, implementation=cfg.implementation)
+    if state is not None and q.shape[1] == 1:
+      # Decoding has kernels of its own; not differentiable, and nobody trains on one token.
+      token = (x[:, 0] for x in (q, k, v, beta))
+      g_t = None if g is None else g[:, 0]
+      o, S = delta_rule_step(*token, state["S"], g_t, **options)
+      return o[:, None], S
+
+    def rule(q, k, v, beta, g, S0, segment_ids):
+      return delta_rule(
+        q, k, v, beta, g=g, S0=S0, segment_ids=segment_ids, chunk=cfg.chunk, **options
+      )
+
+    S0 = None if state is None else slot.read(state["S"])
+    names = (*(_TOKENS,) * 3, _TOKENS[:3], _TOKENS[:3], _STATE, _SEGMENTS)
+    o, S = locally(rule, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
+    return o, S if state is None else slot.write(state["S"], S)
+
+
+class LinearAttentionMixer(MatrixStateMixer):
+  """A mixer on decayed linear attention; the settings have chunk."""
+
+  def run(self, q, k, v, g, segment_ids, state):
+    """(o, S) from "S" of the state or from nothing."""
+
+    def attend(q, k, v, g, S0, segment_ids):
+      form = "recurrent" if q.shape[1] == 1 else None
+      options = dict(scale=q.shape[-1] ** -0.5, chunk=self.cfg.chunk, implementation=form)
+      return linear_attention(q, k, v, g=g, S0=S0, segment_ids=segment_ids, **options)
+
+    S0 = None if state is None else state["S"]
+    names = (*(_TOKENS,) * 3, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
+    return locally(attend, (q, k, v, g, S0, segment_ids), names, (_TOKENS, _STATE))

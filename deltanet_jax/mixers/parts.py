@@ -1,0 +1,162 @@
+"""Modules that mixers and models are made of; a weight knows its axes and whether it decays."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from deltanet_jax.ops import rms_norm, short_conv
+from deltanet_jax.sharding import locally
+
+
+def param(value: Array, *axes: str | None, decays: bool | None = None) -> nnx.Param:
+  """A float32 weight with one logical axis name per dimension (None: never sharded).
+
+  Args:
+    decays: whether weight decay is for it; None: for matrices, not for norms and biases.
+  """
+  assert value.ndim == len(axes), (value.shape, axes)
+  decays = value.ndim > 1 if decays is None else decays
+  return nnx.Param(value.astype(jnp.float32), axes=axes, decays=decays)
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
+  return std * jax.random.normal(rngs.params(), shape, jnp.float32)
+
+
+class Linear(nnx.Module):
+  """x W (+ b) in x's dtype."""
+
+  def __init__(self, shape, axes, *, std, rngs, bias=False):
+    self.kernel = param(normal(rngs, shape, std), *axes)
+    self.bias = param(jnp.zeros(shape[1]), axes[1]) if bias else None
+
+  def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    y = x @ self.kernel[...].astype(x.dtype)
+    if self.bias is None:
+      return y
+    bias = self.bias[...].astype(x.dtype)
+    return y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)
+
+
+class RMSNorm(nnx.Module):
+  """scale x / sqrt(mean(x^2) + eps) over the last axis."""
+
+  def __init__(self, size, axis, *, eps):
+    self.scale = param(jnp.ones(size), axis)
+    self.eps = eps
+
+  def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    return rms_norm(x, self.scale[...], self.eps)
+
+
+class ShortConv(nnx.Module):
+  """Causal convolution of a few tokens, one filter per channel."""
+
+  def __init__(self, width, channels, axis, *, std, rngs, bias=False):
+    self.kernel = param(normal(rngs, (width, channels), std), None, axis)
+    self.bias = param(jnp.zeros(channels), axis) if bias else None
+
+  def __call__(
+    self,
+    x: Float[Array, "B L d"],
+    state: Float[Array, "B W d"] | None,
+    segment_ids: Int[Array, "B L"] | None,
+  ) -> tuple[Float[Array, "B L d"], Float[Array, "B W d"]]:
+    bias = None if self.bias is None else self.bias[...]
+    return short_conv(x, self.kernel[...], bias=bias, state=state, segment_ids=segment_ids)
+
+  def init_state(self, B, dtype):
+    width, channels = self.kernel.shape
+    return jnp.zeros((B, width - 1, channels), dtype)
+
+
+class SwiGLU(nnx.Module):
+  """(silu(x W_gate) * (x W_up)) W_down."""
+
+  def __init__(self, width, inner, *, std, rngs):
+    up = dict(shape=(width, inner), axes=("embed", "mlp"), std=std, rngs=rngs)
+    self.gate, self.up = Linear(**up), Linear(**up)
+    self.down = Linear((inner, width), ("mlp", "embed"), std=std, rngs=rngs)
+
+  def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+def dt_bias(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
+  """b with softplus(b) log-uniform between 0.001 and 0.1."""
+  u = jax.random.uniform(rngs.params(), shape, jnp.float32)
+  dt = jnp.exp(u * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
+  return dt + jnp.log(-jnp.expm1(-dt))
+
+
+def split_heads(x: Float[Array, "B L d"], heads: int) -> Float[Array, "B L H dh"]:
+  return x.reshape(*x.shape[:2], heads, x.shape[2] // heads)
+
+
+def merge_heads(x: Float[Array, "B L H dh"]) -> Float[Array, "B L d"]:
+  return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+
+
+class QKV(nnx.Module):
+  """Projections to q, k and v, each followed by a short convolution if `conv` > 0."""
+
+  def __init__(self, width, key_width, value_width, conv, *, std, rngs):
+    make = lambda size: Linear((width, size), ("embed", "heads"), std=std, rngs=rngs)
+    self.q, self.k, self.v = make(key_width), make(key_width), make(value_width)
+    make = lambda size: ShortConv(conv, size, "heads", std=std, rngs=rngs)
+    self.q_conv = make(key_width) if conv else None
+    self.k_conv = make(key_width) if conv else None
+    self.v_conv = make(value_width) if conv else None
+
+  def init_state(self, batch, dtype):
+    """The convolutions' states by name, none without convolutions."""
+    if self.q_conv is None:
+      return {}
+    convs = dict(q_conv=self.q_conv, k_conv=self.k_conv, v_conv=self.v_conv)
+    return {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
+
+  def __call__(self, x, segment_ids, state):
+    """((q, k, v), convolution states), before any activation."""
+    out, states = [], {}
+    for name, proj in (("q", self.q), ("k", self.k), ("v", self.v)):
+      y, conv = proj(x), getattr(self, f"{name}_conv")
+      if conv is not None:
+        before = None if state is None else state[f"{name}_conv"]
+        y, states[f"{name}_conv"] = conv(y, before, segment_ids)
+      out.append(y)
+    return out, states
+
+
+class HeadOutput(nnx.Module):
+  """RMSNorm per head, times silu of a gate if there is one, and the output projection."""
+
+  def __init__(self, width, heads, value_size, gate, *, eps, std, rngs):
+    inner = heads * value_size
+    self.norm = RMSNorm(value_size, None, eps=eps)
+    self.gate = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs) if gate else None
+    self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
+
+  def __call__(self, o, x):
+    """o `[B L H dv]` of the recurrence and the mixer's input x give y `[B L D]`."""
+    scale, eps = self.norm.scale[...], self.norm.eps
+    norm = lambda o, scale: rms_norm(o, scale, eps)
+    o = per_head(norm, merge_heads(o.astype(x.dtype)), scale.shape[0], scale)
+    if self.gate is not None:
+      o = o * jax.nn.silu(self.gate(x))
+    return self.out(o)
+
+
+def per_head(norm, x, size, *weights):
+  """norm(x, *weights) of x `[B L H·size]`, by each device for its own heads."""
+
+  def run(x, *weights):
+    return (split_heads(norm(merge_heads(x), *weights), x.shape[2]),)
+
+  # Split by heads, so that none is cut in two; the channels stay where they are.
+  heads = ("batch", "length", "heads", None)
+  names = (heads, *((None,) * w.ndim for w in weights))
+  (y,) = locally(run, (split_heads(x, x.shape[2] // size), *weights), names, (heads,))
+  return merge_heads(y)

@@ -1,0 +1,41 @@
+"""Softmax attention under a mask: plain products, or `jax.nn.dot_product_attention`."""
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.ops.dtypes import wide
+
+
+def causal_mask(i, j, window):
+  """Whether query i sees key j: one of the last `window`, or any before it for None."""
+  mask = j <= i
+  return mask if window is None else mask & (j > i - window)
+
+
+def portable(q):
+  """The implementation that every platform has."""
+  return "xla" if q.dtype == jnp.float32 else "plain"
+
+
+def attend(q, k, v, mask, implementation, window=None):
+  """Attention where `mask` [B L M]; None is causal, with a window. k, v may have fewer heads."""
+  if implementation != "plain":
+    # JAX mixes dtypes inside, which a caller may have forbidden.
+    with jax.numpy_dtype_promotion("standard"):
+      return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        mask=None if mask is None else mask[:, None],
+        is_causal=mask is None,
+        local_window_size=None if mask is not None or window is None else (window - 1, 0),
+        implementation=implementation,
+      )
+  L, H, d = q.shape[1:]
+  if mask is None:
+    index = jnp.arange(L)
+    mask = causal_mask(index[:, None], index[None, :], window)[None]
+  k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
+  scores = jnp.einsum("bihd,bjhd->bhij", wide(q), wide(k)) * d**-0.5
+  P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1).astype(v.dtype)
+  return jnp.einsum("bhij,bjhd->bihd", P, v)

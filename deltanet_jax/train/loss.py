@@ -1,0 +1,50 @@
+"""The loss of a batch, with the logits of a few tokens at a time."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from deltanet_jax import sharding
+from deltanet_jax.models import LM
+from deltanet_jax.models.lm import head_logits
+
+
+def batch_totals(
+  model: LM, batch: dict[str, Array], loss_chunk: int, *, count_correct: bool = False
+) -> dict[str, Array]:
+  """Sum of -log p over the targets that count, and their number.
+
+  Args:
+    loss_chunk: tokens of each row whose logits exist at a time, in the backward too; a divisor of
+      the length, or more than it.
+    count_correct: also how many targets are the likeliest token.
+  """
+  x, _ = model.features(batch["tokens"], batch["segment_ids"])
+  x = sharding.constrain(x, "batch", "length", None)
+  B, L = batch["tokens"].shape
+  chunks = max(L // loss_chunk, 1)
+  # Here, not in each chunk, where it would be gathered three times and its gradient scattered.
+  kernel = model.head_kernel()
+
+  @jax.checkpoint
+  def add_chunk(totals, xs):
+    x, targets, mask = xs
+    logits = sharding.constrain(head_logits(x, kernel), "batch", "length", "vocab")
+    # A sum over the vocabulary, not a lookup: that would gather it where it is split.
+    vocab = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
+    right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)
+    loss = jax.nn.logsumexp(logits, axis=-1) - right
+    new = dict(loss=totals["loss"] + jnp.where(mask, loss, 0).sum())
+    if count_correct:
+      hit = (right >= logits.max(axis=-1)) & mask
+      new["correct"] = totals["correct"] + hit.sum(dtype=jnp.int32)
+    return new, None
+
+  split = lambda y: jnp.moveaxis(y.reshape(B, chunks, L // chunks, *y.shape[2:]), 1, 0)
+  xs = jax.tree.map(split, (x, batch["targets"], batch["mask"]))
+  totals = dict(loss=jnp.zeros((), jnp.float32))
+  if count_correct:
+    totals["correct"] = jnp.zeros((), jnp.int32)
+  totals, _ = lax.scan(add_chunk, totals, xs)
+  return totals | dict(targets=batch["mask"].sum(dtype=jnp.int32))
