@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from deltanet_jax.ops.dtypes import wide
-from pallas_kernels.precision import bf16_parts
+from pallas_kernels.bf16 import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
 _EPS = 1e-6

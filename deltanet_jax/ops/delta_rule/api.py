@@ -22,13 +22,13 @@ from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
-from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
+from pallas_kernels.delta_rule.checks import refusal
 
 Implementation = Literal[
   "recurrent", "chunkwise", "parallel", "pallas_tpu", "pallas_gpu", "triton", "by_platform"
 ]
 StepImplementation = Literal["recurrent", "pallas_tpu", "pallas_gpu", "by_platform"]
-# What a platform runs if it is not told; the kernels' own limits are in `_kernel_serves`.
+# What a platform runs if it is not told and no kernel refuses the inputs (`refusal`).
 _BY_BACKEND = {"cpu": "chunkwise", "tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 
 
@@ -78,7 +78,7 @@ def delta_rule(
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   if implementation is None:
-    serves = _kernel_serves(q, k, v, g, S0)
+    serves = refusal(q, k, v, beta, g, S0) is None
     implementation = _BY_BACKEND.get(jax.default_backend(), "chunkwise") if serves else "chunkwise"
   check_implementation(implementation, get_args(Implementation))
   kernel = implementation in ("pallas_tpu", "pallas_gpu", "triton")
@@ -111,14 +111,6 @@ def delta_rule(
   return o.astype(v.dtype), S
 
 
-def _kernel_serves(q, k, v, g, S0):
-  """Whether the kernels take these inputs: one dtype, bfloat16 or float32, no gate per channel."""
-  narrow = q.dtype == k.dtype == v.dtype and v.dtype in (jnp.bfloat16, jnp.float32)
-  wide = S0 is not None and S0.dtype == jnp.float64
-  small = q.shape[3] <= MAX_KEY_SIZE and v.shape[3] <= MAX_VALUE_SIZE
-  return narrow and not wide and small and (g is None or g.ndim == 3)
-
-
 def _kernel(implementation, q, k, v, beta, *, interpret=False, **options):
   # Not at the top: plain JAX must not pay for kernels, and a broken import must be seen here.
   from pallas_kernels import delta_rule as kernels
@@ -138,7 +130,7 @@ def _by_platform(q, k, v, beta, **options):
   """Every platform's own implementation in one program; lowering keeps the one it is for."""
   arrays = {name: options.pop(name) for name in ("g", "S0", "segment_ids")}
   plain = lambda x, rest: delta_rule(*x, **rest, **options, implementation="chunkwise")
-  if not _kernel_serves(q, k, v, arrays["g"], arrays["S0"]):
+  if refusal(q, k, v, beta, arrays["g"], arrays["S0"]):
     return plain((q, k, v, beta), arrays)
   kernel = lambda name: lambda x, rest: _kernel(name, *x, **rest, **options)
   return lax.platform_dependent(
@@ -170,8 +162,7 @@ def delta_rule_step(
       that reads and writes the state once. None is the kernel of this process's platform, if any;
       "by_platform" that of the platform a program is lowered for.
   """
-  serves = _kernel_serves(*(x[:, None] for x in (q_t, k_t, v_t)), None, S)
-  serves = serves and (g_t is None or g_t.ndim == 2)
+  serves = refusal(q_t, k_t, v_t, beta_t, g_t, S) is None
   if implementation is None:
     kernels = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"} if serves else {}
     implementation = kernels.get(jax.default_backend(), "recurrent")

@@ -4,112 +4,19 @@ Grid (batch, head group, chunk); the state of a group stays in VMEM over its chu
 group are worked on stage by stage, so that one head's products hide the latency of another's.
 """
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.delta_rule.mosaic_tpu_inverse import (
-  F32,
-  NT,
-  TN,
-  Inverse,
-  gram,
-  matmul,
-  unit_lower_inverse,
-)
-from pallas_kernels.tiling import TPU_VMEM_LIMIT
+from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, masked
+from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse, unit_lower_inverse
+from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-  """Static description of one program: C tokens of `heads` value heads and their key heads."""
-
-  chunk: int
-  heads: int  # value heads per program
-  key_heads: int  # key heads per program
-  ratio: int  # value heads per key head
-  dk: int
-  dv: int
-  gated: bool
-  segmented: bool
-  scale: float
-  inverse_precision: str
-  base: int = 16  # size of the diagonal blocks inverted by substitution
-
-  @property
-  def rows(self) -> int:
-    return self.heads * (1 + 2 * self.gated) + self.segmented
-
-  def key_head(self, h: int) -> int:
-    return h // self.ratio if self.key_heads > 1 else 0
-
-
-class Decays:
-  """Masks and decays of one chunk, from its rows of beta, cumulative log decays and segments.
-
-  Attributes:
-    row, col: the rows [rows, C] and their transpose.
-    lower, strict: j <= i and j < i, within one segment.
-  """
-
-  def __init__(self, tile, rows_ref):
-    C = tile.chunk
-    self.tile = tile
-    self.row = rows_ref[...]
-    self.col = self.row.T
-    r = lax.broadcasted_iota(jnp.int32, (C, C), 0)
-    s = lax.broadcasted_iota(jnp.int32, (C, C), 1)
-    self.lower, self.strict = r >= s, r > s
-    self.kept = None  # [C, 1], [C, 1], [1, 1]: tokens that see the carry, that reach the next, both
-    if tile.segmented:
-      row, col = self.row[tile.rows - 1 :], self.col[:, tile.rows - 1 :]
-      same = row == col
-      self.lower, self.strict = self.lower & same, self.strict & same
-      last = row[:, C - 1 :]
-      self.kept = tuple(jnp.where(x, 1.0, 0.0) for x in (col == 0.0, col == last, last == 0.0))
-
-  def beta(self, h):
-    """[C, 1]"""
-    return self.col[:, h : h + 1]
-
-  def scores(self, h):
-    """e^{b_i - b_j} where j <= i in one segment, else 0: [C, C]; None without decay."""
-    if not self.tile.gated:
-      return None
-    i, j = self.tile.heads + h, 2 * self.tile.heads + h
-    # The coarse parts are multiples of 2^-8: their difference is exact however far b has fallen.
-    coarse = self.col[:, i : i + 1] - self.row[i : i + 1]
-    fine = self.col[:, j : j + 1] - self.row[j : j + 1]
-    return jnp.exp(jnp.where(self.lower, coarse + fine, -1e30))
-
-  def erase(self, h, KK, D):
-    """A = beta K K^T strictly below the diagonal, with D = scores(h); None of None."""
-    return None if KK is None else masked(self.strict, KK * self.beta(h), D)
-
-  def carry(self, h):
-    """Factors of the carried state in each token, of each token in the next state, of the state."""
-    if not self.tile.gated:
-      return self.kept
-    i, j = self.tile.heads + h, 2 * self.tile.heads + h
-    coarse, fine = self.col[:, i : i + 1], self.col[:, j : j + 1]
-    C = self.tile.chunk
-    to_end = (coarse[C - 1 :] - coarse) + (fine[C - 1 :] - fine)
-    b = coarse + fine
-    out = jnp.exp(b), jnp.exp(to_end), jnp.exp(b[C - 1 :])
-    return out if self.kept is None else tuple(x * m for x, m in zip(out, self.kept))
-
-
-def masked(mask, x, decay=None):
-  """x within the mask, times the decay (which is 0 outside the lower triangle) if there is one."""
-  return jnp.where(mask, x if decay is None else x * decay, 0.0)
-
-
-def _fwd_body(*refs, tile, with_S0, save):
+def _body(*refs, tile, with_S0, save):
   # q, k [C, key_heads*dk]; v, o [C, heads*dv]; rows [rows, C]; S [heads, dk, dv]; X [heads, C, C]
   q_ref, k_ref, v_ref, rows_ref, *refs = refs
   S0_ref = refs.pop(0) if with_S0 else None
@@ -145,7 +52,7 @@ def _fwd_body(*refs, tile, with_S0, save):
       X_ref[h] = X[h]
       states_ref[h] = Sd[h]
   carry = each(decays.carry)
-  carried = tile.gated or tile.segmented
+  carried = tile.gated or tile.packed
   if carried:
     KS = each(lambda h: KS[h] * carry[h][0])
     QS = each(lambda h: QS[h] * carry[h][0])
@@ -166,36 +73,12 @@ def _fwd_body(*refs, tile, with_S0, save):
     S_ref[h] = S[h] + matmul(K[kh(h)], written[h], TN, rest=written_rest[h])
 
 
-def block_specs(tile, last=None):
-  """Specs of keys, values, rows, states and per-chunk matrices; `last` chunk first if it is set."""
-  C, G, dk, dv = tile.chunk, tile.heads, tile.dk, tile.dv
-  share = max(tile.ratio // G, 1)  # programs that read one key head
-  at = (lambda n: n) if last is None else (lambda n: last - n)
-  # A plain `share` would be a 64-bit number where jax_enable_x64 is set.
-  key = lambda j: lax.div(j, lax.full_like(j, share))
-  return dict(
-    key=pl.BlockSpec((None, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), key(j))),
-    dkey=pl.BlockSpec((None, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), j)),
-    value=pl.BlockSpec((None, C, G * dv), lambda b, j, n: (b, at(n), j)),
-    rows=pl.BlockSpec((None, None, None, tile.rows, C), lambda b, j, n: (b, at(n), j, 0, 0)),
-    state=pl.BlockSpec((None, G, dk, dv), lambda b, j, n: (b, j, 0, 0)),
-    X=pl.BlockSpec((None, None, G, C, C), lambda b, j, n: (b, at(n), j, 0, 0)),
-    states=pl.BlockSpec((None, None, G, dk, dv), lambda b, j, n: (b, at(n), j, 0, 0)),
-  )
-
-
-def compiler_params():
-  return pltpu.CompilerParams(
-    dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=TPU_VMEM_LIMIT
-  )
-
-
 def forward(q, k, v, rows, S0, *, tile, save=False, interpret=False):
   """o, S (and X, the states before each chunk) from q, k [B, L, H*dk], v [B, L, Hv*dv] and rows.
 
   Args:
     rows: [B, N, Hv/heads, rows, C] float32: beta, coarse and fine cumulative log decay of each head
-      of a group, number of the segment within the chunk (0: the carried one).
+      of a group, number of the document within the chunk (0: the carried one).
     save: also return X = (I + A)^-1 [B, N, Hv, C, C] and S [B, N, Hv, dk, dv], in q's dtype.
   """
   B, N, J = rows.shape[:3]
@@ -217,7 +100,7 @@ def forward(q, k, v, rows, S0, *, tile, save=False, interpret=False):
       jax.ShapeDtypeStruct((B, N, Hv, tile.dk, tile.dv), q.dtype),
     ]
   return pl.pallas_call(
-    functools.partial(_fwd_body, tile=tile, with_S0=S0 is not None, save=save),
+    functools.partial(_body, tile=tile, with_S0=S0 is not None, save=save),
     grid=(B, J, N),
     in_specs=in_specs,
     out_specs=out_specs,
