@@ -52,9 +52,9 @@ class Case:
     if self.program == "step":
       chunk = None
     elif aot.TARGETS[target].platform == "cuda":
-      from pallas_kernels.delta_rule import triton_gpu
+      from pallas_kernels.delta_rule.pallas_gpu import tiles
 
-      chunk = triton_gpu.clamp_chunk(chunk, self.dtype)
+      chunk = tiles.clamp_chunk(chunk, self.dtype)
     return dataclasses.replace(self, chunk=chunk)
 
 
@@ -117,16 +117,17 @@ def _step(rule, case):
 
 
 def _ut(case, capability):
-  from pallas_kernels.delta_rule import triton_gpu, triton_gpu_ut
+  from pallas_kernels import bf16
+  from pallas_kernels.delta_rule.ut import pallas
 
   options = dict(chunk=case.chunk)
-  precision = triton_gpu.default_inverse(jnp.dtype(case.dtype))
-  transform = functools.partial(triton_gpu_ut.ut_transform, inverse_precision=precision, **options)
+  precision = bf16.inverse_precision(None, jnp.dtype(case.dtype))
+  transform = functools.partial(pallas.ut_transform, inverse_precision=precision, **options)
   if case.program == "UT jax-triton":
-    from pallas_kernels.delta_rule import jax_triton_ut
+    from pallas_kernels.delta_rule.ut import triton
 
     transform = functools.partial(
-      jax_triton_ut.ut_transform,
+      triton.ut_transform,
       inverse_precision=precision,
       compute_capability=capability,
       **options,
@@ -137,20 +138,18 @@ def _ut(case, capability):
   minimum = _bytes(args, W, U)
   if case.program != "UT backward":
     return Program(transform, args, minimum)
-  backward = functools.partial(triton_gpu_ut.ut_transform_bwd, **options)
+  backward = functools.partial(pallas.ut_transform_bwd, **options)
   return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]))
 
 
 def build(target: str, case: Case) -> Program:
   """The program of a case, for jit."""
+  from pallas_kernels import delta_rule as kernels
+
   if aot.TARGETS[target].platform == "tpu":
-    from pallas_kernels.delta_rule import mosaic_tpu, mosaic_tpu_step
-
-    rule, step = mosaic_tpu.delta_rule_tpu, mosaic_tpu_step.delta_rule_step_tpu
+    rule, step = kernels.delta_rule_tpu, kernels.delta_rule_step_tpu
   else:
-    from pallas_kernels.delta_rule import triton_gpu, triton_gpu_step
-
-    rule, step = triton_gpu.delta_rule_gpu, triton_gpu_step.delta_rule_step_gpu
+    rule, step = kernels.delta_rule_gpu, kernels.delta_rule_step_gpu
   if case.program.startswith("UT"):
     return _ut(case, aot.TARGETS[target].capability)
   return _step(step, case) if case.program == "step" else _sequence(rule, case)

@@ -1,9 +1,8 @@
-"""Sizes of tiles: rounding, padding and the limits of each platform."""
+"""Sizes of tiles: rounding, padding and the limits of a TPU."""
 
 import jax
 import jax.numpy as jnp
 
-MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 LANES = 128  # last dimension of a TPU vector register
 SUBLANES = 8  # second to last, of 32-bit numbers
 # Bytes of VMEM that one kernel may claim: half of v5p's (v5e and v6e have 128 MiB), twice what the

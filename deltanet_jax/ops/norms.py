@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from deltanet_jax.ops.dtypes import wide
 from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.precision import bf16_parts
+from pallas_kernels.bf16 import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
 _EPS = 1e-6

@@ -1,15 +1,23 @@
 """The delta rule as kernels: differentiable over a sequence, and one decoding step."""
 
-from pallas_kernels.delta_rule.jax_triton_ut import delta_rule_triton
-from pallas_kernels.delta_rule.mosaic_tpu import delta_rule_tpu
-from pallas_kernels.delta_rule.mosaic_tpu_step import delta_rule_step_tpu
-from pallas_kernels.delta_rule.triton_gpu import delta_rule_gpu
-from pallas_kernels.delta_rule.triton_gpu_step import delta_rule_step_gpu
+import importlib
 
-__all__ = [
-  "delta_rule_gpu",
-  "delta_rule_step_gpu",
-  "delta_rule_step_tpu",
-  "delta_rule_tpu",
-  "delta_rule_triton",
-]
+# Imported when they are asked for: the checks are of use without Pallas, and Pallas without Triton.
+_MODULES = {
+  "delta_rule_tpu": "pallas_tpu.vjp",
+  "delta_rule_gpu": "pallas_gpu.vjp",
+  "delta_rule_triton": "ut.triton",
+  "delta_rule_step_tpu": "pallas_tpu.step",
+  "delta_rule_step_gpu": "pallas_gpu.step",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name):
+  if name not in _MODULES:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__():
+  return [*globals(), *__all__]

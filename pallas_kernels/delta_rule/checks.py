@@ -1,24 +1,44 @@
-"""What the kernels of the delta rule take."""
+"""What no kernel of the delta rule takes; imports neither Pallas nor Triton."""
 
 import jax.numpy as jnp
 
-from pallas_kernels.tiling import MAX_KEY_SIZE, MAX_VALUE_SIZE
+MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 
 
-def check_inputs(q, k, v, beta, g):
-  """Refuses what no kernel takes; the last axes of q, k, v are [heads, head size]."""
-  (H, dk), (Hv, dv) = k.shape[-2:], v.shape[-2:]
-  if Hv % H:
-    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
+def refusal(q, k, v, beta, g, S0) -> str | None:
+  """Why no kernel takes these inputs, in one sentence; None if the kernels take them.
+
+  Args:
+    q, k, v: [B L H d] of a sequence, or [B H d] of one token; beta, g likewise.
+    S0: the state before, or anything with its dtype; None for zeros.
+  """
+  plain = "chunkwise" if beta.ndim == 3 else "recurrent"
+  dk, dv = k.shape[-1], v.shape[-1]
   if dk > MAX_KEY_SIZE or dv > MAX_VALUE_SIZE:
-    raise ValueError(
+    return (
       f"a kernel takes keys of up to {MAX_KEY_SIZE} and values of up to {MAX_VALUE_SIZE} channels,"
-      f' got {dk} and {dv}; use implementation="chunkwise"'
+      f" got {dk} and {dv}; use implementation={plain!r}"
     )
   if not q.dtype == k.dtype == v.dtype or v.dtype not in (jnp.bfloat16, jnp.float32):
-    raise ValueError(f"q, k, v must share bfloat16 or float32: {q.dtype}, {k.dtype}, {v.dtype}")
-  if g is not None and g.ndim != beta.ndim:
-    raise ValueError(
-      f"a kernel takes one gate per value head, g of beta's shape {beta.shape}, got {g.shape}; for"
-      ' gates per key channel use implementation="chunkwise"'
+    return (
+      "a kernel takes q, k, v of one dtype, bfloat16 or float32, got"
+      f" {q.dtype}, {k.dtype}, {v.dtype}; use implementation={plain!r}"
     )
+  for name, x in dict(beta=beta, g=g, S0=S0).items():
+    if x is not None and x.dtype == jnp.float64:
+      return f"a kernel's state is float32, got a float64 {name}; use implementation={plain!r}"
+  if g is not None and g.ndim != beta.ndim:
+    return (
+      f"a kernel takes one gate per value head, g of beta's shape {beta.shape}, got {g.shape}; for"
+      f" gates per key channel use implementation={plain!r}"
+    )
+  return None
+
+
+def check_inputs(q, k, v, beta, g, S0):
+  """Raises what `refusal` says of these inputs."""
+  H, Hv = k.shape[-2], v.shape[-2]
+  if Hv % H:
+    raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
+  if reason := refusal(q, k, v, beta, g, S0):
+    raise ValueError(reason)

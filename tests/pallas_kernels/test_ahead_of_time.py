@@ -16,7 +16,7 @@ from experiments import kernel_programs
 from experiments.hlo_bytes import hbm_bytes
 from pallas_kernels.tiling import TPU_VMEM_LIMIT
 
-# Issue 3: bundles per token and head of the forward at most; spills none on H100.
+# Bundles per token and head of the forward at most; spills none on H100.
 BUNDLES = {"v5e": 9.0, "v6e": 7.0}
 BACKWARD_OVER_FORWARD = 3.0
 BYTES_OVER_MINIMUM = 1.1

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ from deltanet_jax.ops import delta_rule, delta_rule_step
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
 from deltanet_jax.ops.numerics import rel_rms
 from deltanet_jax.ops.slot import Slot
-from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
+from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
+from pallas_kernels.delta_rule.checks import refusal
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import UGLY_REL_RMS, assert_close
 
@@ -148,6 +151,51 @@ def test_wide_heads_are_refused(implementation):
   inputs = jax_inputs(dataclasses.replace(SPEC, L=2, dv=513), dtype="float32")
   with pytest.raises(ValueError, match="values of up to 512 channels, got 16 and 513"):
     delta_rule(**inputs, implementation=implementation, interpret=True)
+
+
+def test_refusals_serve_sequences_and_steps():
+  """One sentence per cause, that names the plain implementation; None for what kernels take."""
+  tokens = jax_inputs(dataclasses.replace(SPEC, L=2, gate="scalar"), dtype="float32")
+  S0, _ = tokens.pop("S0"), tokens.pop("segment_ids", None)
+  for inputs, plain in ((tokens, "chunkwise"), ({n: x[:, 0] for n, x in tokens.items()}, "recur")):
+    why = lambda **change: refusal(**(dict(inputs, S0=S0) | change))
+    wide = lambda name, size: jnp.zeros((*inputs[name].shape[:-1], size), jnp.float32)
+    assert why() is None and why(g=None, S0=None) is None
+    assert all(x is None for x in (why(k=wide("k", 256)), why(v=wide("v", 512))))
+    for change, words in (
+      (dict(k=wide("k", 257)), "keys of up to 256"),
+      (dict(v=wide("v", 513)), "got 16 and 513"),
+      (dict(v=inputs["v"].astype("bfloat16")), "one dtype"),
+      ({n: inputs[n].astype("float16") for n in "qkv"}, "float16"),
+      ({n: inputs[n].astype("float64") for n in "qkv"}, "float64"),
+      (dict(g=inputs["g"][..., None]), "one gate per value head"),
+      (dict(S0=S0.astype("float64")), "float64 S0"),
+      (dict(beta=inputs["beta"].astype("float64")), "float64 beta"),
+    ):
+      assert words in why(**change) and plain in why(**change), change
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("implementation", [*KERNELS, "triton"])
+def test_other_dtypes_are_refused(implementation, dtype):
+  inputs = jax_inputs(dataclasses.replace(SPEC, L=2), dtype=dtype)
+  with pytest.raises(ValueError, match=f"bfloat16 or float32, got {dtype}"):
+    delta_rule(**inputs, implementation=implementation)
+
+
+@pytest.mark.parametrize("rule", [delta_rule_tpu, delta_rule_gpu, delta_rule_triton])
+def test_unknown_precision_is_refused(rule):
+  inputs = jax_inputs(dataclasses.replace(SPEC, L=2), dtype="float32")
+  with pytest.raises(ValueError, match="'tf32' is none of bf16, bf16x3, bf16x6, substitution"):
+    rule(**inputs, inverse_precision="tf32")
+
+
+def test_checks_are_light():
+  """A library asks what kernels take without the price of Pallas or Triton."""
+  code = "import sys, pallas_kernels.delta_rule.checks; print(*sys.modules)"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+  heavy = {"jax.experimental.pallas", "triton", "jax_triton"}
+  assert not heavy & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("precision,limit", [("bf16", 2e-2), ("bf16x3", 2e-5), ("bf16x6", 2e-6)])

@@ -46,7 +46,7 @@ def delta_rule_step_gpu(
     S: [B Hv dk dv] float32, its buffer is reused for the new state; or with a `layer`
       [layers B Hv dk dv], of which that one is read and overwritten.
   """
-  check_inputs(q_t, k_t, v_t, beta_t, g_t)
+  check_inputs(q_t, k_t, v_t, beta_t, g_t, S)
   H, dk = k_t.shape[1:]
   B, Hv, dv = v_t.shape
   pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)

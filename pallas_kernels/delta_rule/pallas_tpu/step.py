@@ -70,7 +70,7 @@ def delta_rule_step_tpu(
   """
   B, H, dk = q_t.shape
   Hv, dv = v_t.shape[1:]
-  check_inputs(q_t, k_t, v_t, beta_t, g_t)
+  check_inputs(q_t, k_t, v_t, beta_t, g_t, S)
   n, G = _choose_block(B, H, Hv, dk, dv)
   ratio, J = Hv // H, Hv // G
   key_heads = max(G // ratio, 1)

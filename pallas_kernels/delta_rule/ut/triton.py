@@ -1,7 +1,7 @@
 """Twin of the UT-transform kernel in Triton proper, called through jax-triton.
 
 The way on when JAX drops the Pallas-Triton lowering. Only the forward is a kernel; its
-backward is plain XLA. jax-triton cannot run interpreted on a CPU.
+backward is plain XLA. jax-triton itself cannot run interpreted on a CPU.
 """
 
 import functools
@@ -10,23 +10,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule import triton_gpu
+from pallas_kernels import bf16
+from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
+from pallas_kernels.delta_rule.ut import scan
 
 F32 = jnp.float32
 
 
 def ut_transform(
-  k, v, beta, g=None, seg=None, *, chunk, inverse_precision, compute_capability=None
+  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, compute_capability=None
 ):
-  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as triton_gpu_ut.ut_transform."""
+  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
   try:
-    from pallas_kernels.delta_rule import jax_triton_kernel
+    from pallas_kernels.delta_rule.ut import triton_kernel
   except ImportError as error:
     raise ImportError(
       'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
     ) from error
-  return jax_triton_kernel.ut_transform(
-    k, v, beta, g, seg,
+  return triton_kernel.ut_transform(
+    k, v, beta, g, documents,
     chunk=chunk,
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,
@@ -34,46 +37,38 @@ def ut_transform(
 
 
 class _Options(NamedTuple):
-  scale: float
   chunk: int
   inverse_precision: str
   compute_capability: int | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _ut(k, v, beta, g, seg, options):
-  return _ut_fwd(k, v, beta, g, seg, options)[0]
+def _transform(k, v, beta, g, documents, options):
+  return _transform_fwd(k, v, beta, g, documents, options)[0]
 
 
-def _transform(k, v, beta, g, seg, options):
-  _, chunk, precision, capability = options
-  return ut_transform(
-    k, v, beta, g, seg, chunk=chunk, inverse_precision=precision, compute_capability=capability
-  )
+def _transform_fwd(k, v, beta, g, documents, options):
+  _, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
+  return (W, U), (k, v, beta, g, documents)
 
 
-def _ut_fwd(k, v, beta, g, seg, options):
-  _, W, U = _transform(k, v, beta, g, seg, options)
-  return (W, U), (k, v, beta, g, seg)
+def _transform_bwd(options, residuals, cotangents):
+  k, v, beta, g, documents = residuals
+  X, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
+  return *ut_bwd_xla(k, v, beta, g, documents, X, W, U, *cotangents), None
 
 
-def _ut_bwd(options, residuals, cotangents):
-  k, v, beta, g, seg = residuals
-  X, W, U = _transform(k, v, beta, g, seg, options)
-  return *ut_bwd_xla(k, v, beta, g, seg, X, W, U, *cotangents), None
+_transform.defvjp(_transform_fwd, _transform_bwd)
 
 
-_ut.defvjp(_ut_fwd, _ut_bwd)
-
-
-def ut_bwd_xla(k, v, beta, g, seg, X, W, U, dW, dU):
+def ut_bwd_xla(k, v, beta, g, documents, X, W, U, dW, dU):
   """Gradients (dk, dv, dbeta, dg) of ut_transform in plain XLA, in the inputs' dtypes."""
   B, L, H, dk = k.shape
   N, _, Hv, _, C, _ = X.shape
-  einsum = triton_gpu.einsum
-  K = jnp.repeat(triton_gpu.by_chunks(k, C), Hv // H, axis=2)
-  V, betas = triton_gpu.by_chunks(v, C), triton_gpu.by_chunks(beta.astype(F32), C)[..., None]
-  decays = lambda g: triton_gpu.chunk_decays(g, seg, N, B, C)[:2]
+  einsum = scan.einsum
+  K = jnp.repeat(scan.by_chunks(k, C), Hv // H, axis=2)
+  V, betas = scan.by_chunks(v, C), scan.by_chunks(beta.astype(F32), C)[..., None]
+  decays = lambda g: scan.chunk_decays(g, documents, N, B, C)[:2]
   if g is None:
     inside, start = decays(None)
   else:
@@ -121,11 +116,11 @@ def delta_rule_triton(
   Args:
     compute_capability: of the GPU to compile for, e.g. 90; None asks the GPU present.
   """
-  length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
-  chunk = triton_gpu.clamp_chunk(chunk, k.dtype)
-  precision = inverse_precision or triton_gpu.default_inverse(k.dtype)
-  options = _Options(float(scale), chunk, precision, compute_capability)
-  args = triton_gpu.prepare(q, k, v, beta, g, S0, segment_ids, chunk)
-  run = functools.partial(triton_gpu.scan_chunks, options=options, transform=_ut)
-  o, S = jax.checkpoint(run)(*args)
-  return o[:, :length, :, :dv], S[:, :, :dk, :dv]
+  check_inputs(q, k, v, beta, g, S0)
+  chunk = clamp_chunk(chunk, k.dtype)
+  precision = bf16.inverse_precision(inverse_precision, k.dtype)
+  options = _Options(chunk, precision, compute_capability)
+  transform = lambda *chunks: _transform(*chunks, options)
+  return scan.delta_rule_by_scan(
+    q, k, v, beta, g, S0, segment_ids, scale=float(scale), chunk=chunk, transform=transform
+  )

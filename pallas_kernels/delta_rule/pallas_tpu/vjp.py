@@ -1,4 +1,4 @@
-"""Differentiable delta rule from the TPU kernels: layouts, padding, tile sizes, custom_vjp."""
+"""Differentiable delta rule from the TPU kernels: layouts, padding, custom_vjp."""
 
 import functools
 
@@ -7,64 +7,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.delta_rule.checks import check_inputs
-from pallas_kernels.delta_rule.mosaic_tpu_bwd import backward
-from pallas_kernels.delta_rule.mosaic_tpu_fwd import Tile, forward
-from pallas_kernels.delta_rule.mosaic_tpu_inverse import INVERSE_PRECISIONS
-from pallas_kernels.tiling import LANES, pad_axis, round_up
+from pallas_kernels.delta_rule.pallas_tpu.backward import backward
+from pallas_kernels.delta_rule.pallas_tpu.forward import forward
+from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
+from pallas_kernels.tiling import pad_axis, round_up
 
 F32 = jnp.float32
-MAX_HEADS = 8  # value heads per program; more only where the lanes of a block ask for it
 
 
-def _power_of_two(n):
-  return 1 << max(n - 1, 0).bit_length()
-
-
-def _padded_size(d):
-  # Slices of a block start at multiples of the head size; these sizes are whole parts of 128 lanes.
-  return _power_of_two(max(d, 16)) if d <= LANES else round_up(d, LANES)
-
-
-def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, segmented, scale, chunk, inverse_precision):
-  """Tile of a problem: the largest group of at most MAX_HEADS heads whose blocks can be tiled."""
-  if chunk is None:
-    chunk = 128
-  if chunk < 16 or chunk != _power_of_two(chunk):
-    raise ValueError(f"chunk must be a power of two >= 16, got {chunk}")
-  chunk = min(chunk, _power_of_two(max(L, 16)))
-  if inverse_precision is None:
-    inverse_precision = "bf16x6" if dtype == F32 else "bf16x3"
-  if inverse_precision not in INVERSE_PRECISIONS:
-    raise ValueError(f"{inverse_precision=} is none of {INVERSE_PRECISIONS}")
-  ratio = Hv // H
-  # float32 and wide heads hold twice the VMEM per head each.
-  limit = max(1, MAX_HEADS * LANES * 2 // (max(dk, dv, LANES) * dtype.itemsize))
-
-  def fits(G):
-    if Hv % G or (G % ratio and ratio % G):
-      return False
-    key_heads = max(G // ratio, 1)
-    keys = key_heads * dk % LANES == 0 or (key_heads == H and ratio <= G)
-    return keys and (G * dv % LANES == 0 or Hv == G)
-
-  sizes = [G for G in range(1, Hv + 1) if fits(G)]
-  heads = max([G for G in sizes if limit >= G], default=sizes[0])
-  return Tile(
-    chunk=chunk,
-    heads=heads,
-    key_heads=max(heads // ratio, 1),
-    ratio=ratio,
-    dk=dk,
-    dv=dv,
-    gated=gated,
-    segmented=segmented,
-    scale=scale,
-    inverse_precision=inverse_precision,
-    base=chunk if inverse_precision == "substitution" else 16,
-  )
-
-
-def _pack_rows(tile, beta, g, segments):
+def _pack_rows(tile, beta, g, segment_ids):
   """[B, N, J, rows, C] float32: what the kernels need per token, one row per head and kind."""
   B, Lp, Hv = beta.shape
   N, J, G = Lp // tile.chunk, Hv // tile.heads, tile.heads
@@ -76,11 +27,11 @@ def _pack_rows(tile, beta, g, segments):
     # of log decays keep their precision after a large decay.
     coarse = jnp.round(g * 256.0) / 256.0
     out += [jnp.cumsum(coarse, -1), jnp.cumsum(g - coarse, -1)]
-  if segments is not None:
-    before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
-    change = (segments != before).reshape(B, N, 1, 1, tile.chunk)
-    number = jnp.cumsum(change.astype(F32), -1)
-    out.append(jnp.broadcast_to(number, (B, N, J, 1, tile.chunk)))
+  if segment_ids is not None:
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
+    change = (segment_ids != before).reshape(B, N, 1, 1, tile.chunk)
+    documents = jnp.cumsum(change.astype(F32), -1)
+    out.append(jnp.broadcast_to(documents, (B, N, J, 1, tile.chunk)))
   return jnp.concatenate(out, axis=3)
 
 
@@ -90,12 +41,12 @@ def _layout(x, Lp, d):
   return pad_axis(pad_axis(x, 3, d), 1, Lp).reshape(B, Lp, H * d)
 
 
-def _inputs(tile, q, k, v, beta, g, S0, segments):
+def _inputs(tile, q, k, v, beta, g, S0, segment_ids):
   Lp = round_up(q.shape[1], tile.chunk)
   beta = pad_axis(beta, 1, Lp)  # a padded token has beta 0: it leaves the state unchanged
   g = None if g is None else pad_axis(g, 1, Lp)
-  segments = None if segments is None else pad_axis(segments, 1, Lp, mode="edge")
-  rows = _pack_rows(tile, beta, g, segments)
+  segment_ids = None if segment_ids is None else pad_axis(segment_ids, 1, Lp, mode="edge")
+  rows = _pack_rows(tile, beta, g, segment_ids)
   if S0 is not None:
     S0 = pad_axis(pad_axis(S0.astype(F32), 2, tile.dk), 3, tile.dv)
   return _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv), rows, S0
@@ -186,16 +137,16 @@ def delta_rule_tpu(
   Returns:
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
-  check_inputs(q, k, v, beta, g)
+  check_inputs(q, k, v, beta, g, S0)
   tile = choose_tile(
     q.shape[1],
     q.shape[2],
     v.shape[2],
-    _padded_size(q.shape[3]),
-    _padded_size(v.shape[3]),
+    padded_size(q.shape[3]),
+    padded_size(v.shape[3]),
     q.dtype,
     gated=g is not None,
-    segmented=segment_ids is not None,
+    packed=segment_ids is not None,
     scale=float(scale),
     chunk=chunk,
     inverse_precision=inverse_precision,

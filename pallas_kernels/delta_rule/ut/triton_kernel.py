@@ -6,24 +6,25 @@ import jax_triton
 import triton
 import triton.language as tl
 
-from pallas_kernels.delta_rule.triton_gpu_tiles import tile_for
-from pallas_kernels.delta_rule.triton_gpu_ut import inverse_shape
+from pallas_kernels.bf16 import PARTS, parts_for
+from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape
+from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
 F32 = jnp.float32
 
 
 @triton.jit
-def _dot(a, b, PASSES: tl.constexpr):
-  """a b out of 1, 3 or 6 bf16 products, as triton_gpu_chunk.dot."""
+def _dot(a, b, PARTS: tl.constexpr):
+  """a b from 1, 2 or 3 bfloat16 parts of each, as `products.dot`."""
   a0 = a.to(tl.bfloat16)
   b0 = b.to(tl.bfloat16)
   out = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-  if PASSES > 1:
+  if PARTS > 1:
     ra = a.to(tl.float32) - a0.to(tl.float32)
     rb = b.to(tl.float32) - b0.to(tl.float32)
     a1 = ra.to(tl.bfloat16)
     b1 = rb.to(tl.bfloat16)
-    if PASSES > 3:
+    if PARTS > 2:
       a2 = (ra - a1.to(tl.float32)).to(tl.bfloat16)
       b2 = (rb - b1.to(tl.float32)).to(tl.bfloat16)
       out = tl.dot(a2, b0, out)
@@ -36,7 +37,7 @@ def _dot(a, b, PASSES: tl.constexpr):
 
 @triton.jit
 def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
-  """K K^T and what rounding it took away, K [C, DK] float32, as triton_gpu_ut._gram."""
+  """K K^T and what rounding it took away, K [C, DK] float32, as `products.gram`."""
   columns = tl.arange(0, BLOCK_K)[None, :]
   largest = tl.zeros((C,), tl.float32)
   for d in range(0, DK, BLOCK_K):
@@ -49,7 +50,7 @@ def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
     coarse = (K + shift) - shift
     fine = K - coarse
     exact += _dot(coarse, tl.trans(coarse), 1)
-    half += _dot(fine, tl.trans(coarse + 0.5 * fine), 6)
+    half += _dot(fine, tl.trans(coarse + 0.5 * fine), 3)
   small = half + tl.trans(half)
   G = exact + small
   return G, (exact - G) + small
@@ -57,7 +58,7 @@ def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _residual(eye, A, X):
-  """I - (I + A) X, as triton_gpu_chunk.residual."""
+  """I - (I + A) X, as `inverse.residual`."""
   A0, X0 = A.to(tl.bfloat16), X.to(tl.bfloat16)
   rA, rX = A - A0.to(tl.float32), X - X0.to(tl.float32)
   A1, X1 = rA.to(tl.bfloat16), rX.to(tl.bfloat16)
@@ -75,11 +76,11 @@ def _residual(eye, A, X):
 
 @triton.jit
 def _ut_kernel(
-  k_ptr, v_ptr, beta_ptr, g_ptr, seg_ptr, X_ptr, W_ptr, U_ptr,
-  HAS_G: tl.constexpr, HAS_SEG: tl.constexpr, B: tl.constexpr, L: tl.constexpr, H: tl.constexpr,
-  HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
-  BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PASSES: tl.constexpr, INVERSE: tl.constexpr,
-  PARTS: tl.constexpr,
+  k_ptr, v_ptr, beta_ptr, g_ptr, documents_ptr, X_ptr, W_ptr, U_ptr,
+  HAS_G: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
+  H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+  LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+  INVERSE: tl.constexpr, MATRICES: tl.constexpr,
 ):  # fmt: skip
   n, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
   hk = h // (HV // H)
@@ -90,14 +91,14 @@ def _ut_kernel(
   beta = tl.load(beta_ptr + token * HV + h).to(tl.float32)
   keep = row >= column
   erase = beta
-  if HAS_SEG:
-    seg = tl.load(seg_ptr + token)
-    carried = tl.load(seg_ptr + b * L + tl.maximum(n * C - 1, 0))
-    keep = keep & (seg[:, None] == seg[None, :])
-    erase = tl.where(seg == carried, erase, 0.0)
+  if HAS_DOCUMENTS:
+    documents = tl.load(documents_ptr + token)
+    carried = tl.load(documents_ptr + b * L + tl.maximum(n * C - 1, 0))
+    keep = keep & (documents[:, None] == documents[None, :])
+    erase = tl.where(documents == carried, erase, 0.0)
   inside = tl.where(keep, 1.0, 0.0)
   if HAS_G:
-    # Two parts whose differences do not cancel: see triton_gpu_chunk._log_decay.
+    # Two parts whose differences do not cancel: see `chunk._log_decay`.
     g = tl.load(g_ptr + token * HV + h).to(tl.float32)
     g_coarse = tl.floor(g * 4096.0) * (1.0 / 4096)
     coarse = tl.cumsum(g_coarse, 0)
@@ -107,11 +108,11 @@ def _ut_kernel(
     erase = erase * tl.exp(coarse + fine)
   scores = tl.where(row > column, inside * beta[:, None], 0.0)
   keys = k_ptr + (token[:, None] * H + hk) * DK
-  if PARTS == 1:
+  if MATRICES == 1:
     G = tl.zeros((C, C), tl.float32)
     for d in range(0, DK, BLOCK_K):
       K = tl.load(keys + d + tl.arange(0, BLOCK_K)[None, :])
-      G += _dot(K, tl.trans(K), PASSES)
+      G += _dot(K, tl.trans(K), PARTS)
   else:
     G, missing = _gram(keys, C, DK, BLOCK_K)
     missing *= scores
@@ -127,52 +128,50 @@ def _ut_kernel(
     for level in range(1, LEVELS):
       A_level = tl.where(((row ^ column) >> level) == 1, A, 0.0)
       X -= _dot(_dot(X, A_level, INVERSE), X, INVERSE)
-  X_out = X_ptr + (out * PARTS * C + row) * C + column
+  X_out = X_ptr + (out * MATRICES * C + row) * C + column
   tl.store(X_out, X.to(X_ptr.dtype.element_ty))
-  if PARTS > 1:
-    rest = _dot(X, _residual(eye, A, X) - _dot(missing, X, 3), 3)
+  if MATRICES > 1:
+    rest = _dot(X, _residual(eye, A, X) - _dot(missing, X, 2), 2)
     tl.store(X_out + C * C, rest)
   for d in range(0, DK, BLOCK_K):
     cols = d + tl.arange(0, BLOCK_K)[None, :]
     K = tl.load(keys + cols).to(tl.float32) * erase[:, None]
-    W = _dot(X, K, PASSES)
-    if PARTS > 1:
-      W += _dot(rest, K, 3)
+    W = _dot(X, K, PARTS)
+    if MATRICES > 1:
+      W += _dot(rest, K, 2)
     tl.store(W_ptr + (out * C + row) * DK + cols, W.to(W_ptr.dtype.element_ty))
   for d in range(0, DV, BLOCK_V):
     cols = d + tl.arange(0, BLOCK_V)[None, :]
     V = tl.load(v_ptr + (token[:, None] * HV + h) * DV + cols).to(tl.float32) * beta[:, None]
-    U = _dot(X, V, PASSES)
-    if PARTS > 1:
-      U += _dot(rest, V, 3)
+    U = _dot(X, V, PARTS)
+    if MATRICES > 1:
+      U += _dot(rest, V, 2)
     tl.store(U_ptr + (out * C + row) * DV + cols, U.to(U_ptr.dtype.element_ty))
 
 
-def kernel_sizes(k, v, has_g, has_seg, tile, chunk, inverse_precision):
+def kernel_sizes(k, v, has_g, has_documents, tile, chunk, inverse_precision):
   """Compile-time arguments of _ut_kernel."""
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  is_float32 = k.dtype == F32
-  inverse = {"substitution": 0, "bf16": 1, "bf16x3": 3, "bf16x6": 6}[inverse_precision]
   return dict(
-    HAS_G=has_g, HAS_SEG=has_seg, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
+    HAS_G=has_g, HAS_DOCUMENTS=has_documents, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
     LEVELS=chunk.bit_length() - 1, BLOCK_K=min(tile.block_k, dk), BLOCK_V=min(tile.block_v, dv),
-    PASSES=6 if is_float32 else 1, INVERSE=inverse, PARTS=2 if is_float32 else 1,
+    PARTS=parts_for(k.dtype), INVERSE=PARTS[inverse_precision], MATRICES=2 if k.dtype == F32 else 1,
   )  # fmt: skip
 
 
 def ut_transform(
-  k, v, beta, g=None, seg=None, *, chunk, inverse_precision, compute_capability=None
+  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, compute_capability=None
 ):
-  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as triton_gpu_ut.ut_transform."""
+  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
   B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk
   tile = tile_for("ut_triton", k)
-  sizes = kernel_sizes(k, v, g is not None, seg is not None, tile, chunk, inverse_precision)
+  sizes = kernel_sizes(k, v, g is not None, documents is not None, tile, chunk, inverse_precision)
   unused = beta  # a pointer the kernel never reads
   return jax_triton.triton_call(
-    k, v, beta, unused if g is None else g, unused if seg is None else seg,
+    k, v, beta, unused if g is None else g, unused if documents is None else documents,
     kernel=_ut_kernel,
     out_shape=[
       inverse_shape(N, B, Hv, chunk, k.dtype),

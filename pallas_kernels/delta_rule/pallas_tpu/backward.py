@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.mosaic_tpu_fwd import Decays, block_specs, compiler_params, masked
-from pallas_kernels.delta_rule.mosaic_tpu_inverse import F32, NT, TN, Inverse, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, masked
+from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse
+from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
-def _bwd_body(*refs, tile):
+def _body(*refs, tile):
   # q, k [C, key_heads*dk]; v, do [C, heads*dv]; rows [rows, C]; X [heads, C, C]; S [heads, dk, dv]
   q_ref, k_ref, v_ref, rows_ref, do_ref, X_ref, S_ref, dS_last_ref, *refs = refs
   dq_ref, dk_ref, dv_ref, drows_ref, dS_ref = refs
@@ -136,7 +138,7 @@ def backward(q, k, v, rows, X, states, do, dS, *, tile, interpret=False):
     (None, None, None, out_rows, tile.chunk), lambda b, j, n: (b, N - 1 - n, j, 0, 0)
   )
   return pl.pallas_call(
-    functools.partial(_bwd_body, tile=tile),
+    functools.partial(_body, tile=tile),
     grid=(B, J, N),
     in_specs=[
       *[spec["key"], spec["key"], spec["value"], spec["rows"], spec["value"]],

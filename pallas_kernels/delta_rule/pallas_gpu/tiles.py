@@ -1,0 +1,109 @@
+"""Tiles of the GPU kernels, found by compiling for H100 and A100; inputs padded to them."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.tiling import pad_axis, round_up
+
+F32 = jnp.float32
+
+
+class Tile(NamedTuple):
+  block_k: int
+  block_v: int
+  warps: int
+  stages: int = 1
+
+
+_BF16 = dict(
+  intra=Tile(32, 32, 8),
+  scores=Tile(64, 64, 4),
+  ut_fwd=Tile(64, 64, 8),
+  ut_triton=Tile(64, 64, 8),
+  ut_bwd=Tile(32, 32, 8),
+  fwd=Tile(64, 32, 4),
+  states=Tile(64, 64, 4),
+  dstates=Tile(64, 32, 4),
+  grads=Tile(16, 32, 8),
+)
+_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
+_F32 = dict(
+  intra=Tile(16, 16, 8),
+  scores=Tile(32, 32, 4),
+  ut_fwd=Tile(16, 16, 8),
+  ut_triton=Tile(32, 16, 4),
+  ut_bwd=Tile(16, 16, 8),
+  fwd=Tile(32, 16, 8),
+  states=Tile(64, 32, 4),
+  dstates=Tile(32, 16, 8),
+  grads=Tile(16, 16, 4),
+)
+_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+# (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU: which one is not known
+# when a kernel is traced.
+TILES = {
+  ("bfloat16", 64): _BF16,
+  ("bfloat16", 128): _BF16,
+  ("bfloat16", 256): _BF16_256,
+  ("float32", 64): _F32,
+  ("float32", 128): _F32,
+  ("float32", 256): _F32_256,
+}
+# Six products per float32 product: at chunk 64 the backward spills kilobytes.
+MAX_CHUNK = {"bfloat16": 64, "float32": 32}
+
+
+def tile_for(kernel, k):
+  """The tile of a kernel for keys k [B L H dk], dk a power of two."""
+  return TILES[k.dtype.name, min(max(k.shape[-1], 64), 256)][kernel]
+
+
+def clamp_chunk(chunk, dtype):
+  """The chunk that was asked for, or the largest whose kernels of this dtype do not spill."""
+  return min(chunk, MAX_CHUNK[jnp.dtype(dtype).name])
+
+
+def _power_of_two(size):
+  return max(16, 1 << (size - 1).bit_length())
+
+
+def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
+  """Pads to whole chunks and power-of-two head sizes; numbers the documents of a row from 0."""
+  if chunk & (chunk - 1) or chunk < 16:
+    raise ValueError(f"chunk must be a power of two of at least 16, got {chunk}")
+  L = round_up(q.shape[1], chunk)
+  pk, pv = _power_of_two(k.shape[3]), _power_of_two(v.shape[3])
+  q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
+  v = pad_axis(pad_axis(v, 1, L), 3, pv)
+  beta = pad_axis(beta, 1, L)
+  g = None if g is None else pad_axis(g, 1, L)
+  S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
+  documents = None
+  if segment_ids is not None:
+    # Counted where the id changes: one that comes back later is a new document.
+    change = (segment_ids[:, 1:] != segment_ids[:, :-1]).astype(jnp.int32)
+    documents = jnp.cumsum(jnp.pad(change, ((0, 0), (1, 0))), axis=1)
+    documents = pad_axis(documents, 1, L, "edge")
+  return q, k, v, beta, g, documents, S0
+
+
+def call(kernel, body, args, out_shape, *, grid, tile, interpret):
+  """Runs body on whole arrays, those of args that are not None.
+
+  Bodies address [B L H d] themselves, so no transposed copy is ever made.
+  """
+  args = [x for x in args if x is not None]
+  whole = pl.BlockSpec(memory_space=pl.ANY)
+  return pl.pallas_call(
+    body,
+    grid=grid,
+    in_specs=[whole] * len(args),
+    out_specs=[whole] * len(out_shape),
+    out_shape=out_shape,
+    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+    interpret=interpret,
+    name=f"delta_rule_{kernel}",
+  )(*args)

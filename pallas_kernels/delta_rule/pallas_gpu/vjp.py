@@ -1,0 +1,117 @@
+"""Differentiable delta rule on NVIDIA GPUs (Pallas, Triton lowering).
+
+One program per (head, value block, sequence) carries the state over all chunks. Kept for the
+backward: the inputs and the inverses X (C/dk of k's size); scores, R and per-chunk states are
+recomputed.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+
+from pallas_kernels import bf16
+from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, grads, states
+from pallas_kernels.delta_rule.pallas_gpu.forward import forward
+from pallas_kernels.delta_rule.pallas_gpu.intra import intra
+from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
+from pallas_kernels.delta_rule.ut import pallas as ut
+from pallas_kernels.delta_rule.ut.scan import delta_rule_by_scan
+
+
+class _Options(NamedTuple):
+  scale: float
+  chunk: int
+  inverse_precision: str
+  interpret: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _fused(q, k, v, beta, g, documents, S0, options):
+  return _fused_fwd(q, k, v, beta, g, documents, S0, options)[0]
+
+
+def _fused_fwd(q, k, v, beta, g, documents, S0, options):
+  P, X = intra(
+    q, k, beta, g, documents,
+    scale=options.scale,
+    chunk=options.chunk,
+    inverse_precision=options.inverse_precision,
+    interpret=options.interpret,
+  )  # fmt: skip
+  out = forward(
+    q, k, v, beta, X, P, g, documents, S0,
+    scale=options.scale,
+    interpret=options.interpret,
+  )  # fmt: skip
+  return tuple(out), (q, k, v, beta, g, documents, S0, X)
+
+
+def _fused_bwd(options, residuals, cotangents):
+  q, k, v, beta, g, documents, S0, X = residuals
+  do, dS = cotangents
+  scale, interpret = options.scale, options.interpret
+  (P,) = intra(
+    q, k, beta, g, documents,
+    scale=scale,
+    chunk=options.chunk,
+    inverse_precision=None,
+    interpret=interpret,
+  )  # fmt: skip
+  R, before = states(k, v, beta, X, g, documents, S0, interpret=interpret)
+  dY, after, dS0 = dstates(
+    q, k, v, beta, X, P, g, documents, do, dS, scale=scale, interpret=interpret
+  )
+  dq, dk, dv, dbeta, dg = grads(
+    q, k, v, beta, g, documents, P, R, dY, do, before, after,
+    scale=scale,
+    interpret=interpret,
+  )  # fmt: skip
+  return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
+
+
+_fused.defvjp(_fused_fwd, _fused_bwd)
+
+
+def delta_rule_gpu(
+  q,
+  k,
+  v,
+  beta,
+  g=None,
+  S0=None,
+  segment_ids=None,
+  *,
+  scale=1.0,
+  chunk=64,
+  inverse_precision=None,
+  fused=True,
+  interpret=False,
+):
+  """S <- e^g S + k beta (v - k e^g S)^T, o = scale q S, over a sequence; returns (o, S).
+
+  Args:
+    q, k: [B L H dk].
+    v: [B L Hv dv], Hv a multiple of H; value head j uses key head j // (Hv // H).
+    beta, g: [B L Hv]; g is a log decay <= 0 or None.
+    S0: [B Hv dk dv] or None for zeros.
+    segment_ids: [B L] int32; the state starts from zero wherever the id changes.
+    chunk: tokens per chunk, a power of two; the tile tables may lower it.
+    inverse_precision: "bf16", "bf16x3", "bf16x6" or "substitution"; None is bf16x6 for float32
+      inputs and bf16x3 for bfloat16 ones.
+    fused: False runs the UT kernel and a lax.scan over chunks.
+  """
+  check_inputs(q, k, v, beta, g, S0)
+  chunk, scale, interpret = clamp_chunk(chunk, k.dtype), float(scale), bool(interpret)
+  precision = bf16.inverse_precision(inverse_precision, k.dtype)
+  if not fused:
+    options = ut.Options(chunk, precision, interpret)
+    transform = lambda *chunks: ut.transform(*chunks, options)
+    return delta_rule_by_scan(
+      q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=transform
+    )
+  length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
+  args = prepare(q, k, v, beta, g, S0, segment_ids, chunk)
+  o, S = _fused(*args, _Options(scale, chunk, precision, interpret))
+  return o[:, :length, :, :dv], S[:, :, :dk, :dv]

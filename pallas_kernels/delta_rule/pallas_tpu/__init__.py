@@ -1,0 +1,1 @@
+"""implementation="pallas_tpu": the delta rule for TPUs, in Pallas (Mosaic lowering)."""

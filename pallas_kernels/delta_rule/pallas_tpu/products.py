@@ -1,0 +1,47 @@
+"""Products of the TPU kernels: float32 factors are split by hand, and K K^T keeps what it loses."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.bf16 import bf16_parts
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+NN, NT, TN = ((1,), (0,)), ((1,), (1,)), ((0,), (0,))  # a b, a b^T, a^T b
+
+
+def matmul(a, b, dims=NN, parts=3, rest=None):
+  """a b with float32 sums: one pass for bfloat16 operands, six for float32 (three if parts is 2).
+
+  Split by hand rather than by `Precision.HIGHEST`: interpreted, it rounds as the chip does, the
+  sums of the leading parts are nearly exact, it takes fewer bundles, and b can have a rest.
+  """
+  dot = functools.partial(
+    lax.dot_general, dimension_numbers=(dims, ((), ())), preferred_element_type=F32
+  )
+  if a.dtype == BF16:
+    return dot(a, b)
+  a, b = bf16_parts(a, parts), bf16_parts(b, parts, rest)
+  # Smallest terms first.
+  return sum(dot(a[i], b[n - i]) for n in reversed(range(parts)) for i in range(n + 1))
+
+
+def gram(K):
+  """K K^T and, for float32, what rounding it to float32 took away (else None).
+
+  Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
+  the error grows with the length, to 1e-4 after 4096 tokens.
+  """
+  if K.dtype != F32:
+    return matmul(K, K, NT), None
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
+  # sums of up to 256 of their products are exact.
+  shift = jnp.max(jnp.abs(K), axis=1, keepdims=True) * 2.0**17
+  coarse = (K + shift) - shift
+  fine = K - coarse
+  half = matmul(fine, coarse + 0.5 * fine, NT)
+  small = half + half.T
+  exact = matmul(coarse.astype(BF16), coarse.astype(BF16), NT)
+  KK = exact + small
+  return KK, (exact - KK) + small

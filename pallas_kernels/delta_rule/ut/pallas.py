@@ -1,0 +1,201 @@
+"""The UT transform of every chunk for NVIDIA GPUs (Pallas, Triton lowering), and its gradients."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.bf16 import parts_for
+from pallas_kernels.delta_rule.pallas_gpu.chunk import (
+  load_chunk,
+  pick,
+  program_ids,
+  row_gates,
+  score_gates,
+  strict_lower,
+)
+from pallas_kernels.delta_rule.pallas_gpu.inverse import (
+  inverse_shape,
+  load_inverse,
+  store_inverse,
+  times_inverse,
+)
+from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot, gram
+from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+
+
+def _blocks(size, block):
+  block = min(size, block)
+  return [pl.ds(i, block) for i in range(0, size, block)]
+
+
+def _forward_body(
+  k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, chunk, tile, precision
+):
+  # k [B L H dk], v [B L Hv dv], beta [B L Hv] -> X [N B Hv C C], W [N B Hv C dk], U [N B Hv C dv]
+  g_ref, documents_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_documents)
+  n, h, b, hk = program_ids(group)
+  parts = parts_for(k_ref.dtype)
+  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+  key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
+  grams = gram(k_ref, b, rows, hk, tile.block_k)
+  scores = decay.inside() * beta[:, None]
+  X = store_inverse(X_ref, (n, b, h), grams, scores, precision, iotas, zero)
+  row_scale = beta if decay.start is None else beta * decay.start
+  for cols in key_blocks:
+    K = k_ref[b, rows, hk, cols].astype(F32) * row_scale[:, None]
+    W_ref[n, b, h, :, cols] = times_inverse(X, K, parts).astype(W_ref.dtype)
+  for cols in _blocks(v_ref.shape[-1], tile.block_v):
+    V = v_ref[b, rows, h, cols].astype(F32) * beta[:, None]
+    U_ref[n, b, h, :, cols] = times_inverse(X, V, parts).astype(U_ref.dtype)
+
+
+def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, chunk, tile):
+  # X, W, U, dW, dU [N B Hv C .] -> dk [B L Hv dk], dv [B L Hv dv], dbeta, dg [B L Hv]
+  g_ref, documents_ref, refs = pick(refs, has_g, has_documents)
+  X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref = refs[:8]
+  n, h, b, hk = program_ids(group)
+  parts = parts_for(k_ref.dtype)
+  rows, beta, _, iotas, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+  zeros = jnp.zeros((chunk,), F32)
+  square = jnp.zeros((chunk, chunk), F32)
+  block_k, block_v = min(tile.block_k, k_ref.shape[-1]), min(tile.block_v, v_ref.shape[-1])
+  key_count = k_ref.shape[-1] // block_k
+  X = lambda: load_inverse(X_ref, (n, b, h))
+
+  # Loops, not unrolled blocks: fewer addresses and product descriptors live at once.
+  def over_values(i, carry):
+    dA, dbeta = carry
+    cols = pl.ds(i * block_v, block_v)
+    dY = times_inverse(X(), dU_ref[n, b, h, :, cols], parts, TN)
+    dA -= dot(dY, U_ref[n, b, h, :, cols], parts, NT)
+    dv_ref[b, rows, h, cols] = (dY * beta[:, None]).astype(dv_ref.dtype)
+    return dA, dbeta + jnp.sum(dY * v_ref[b, rows, h, cols].astype(F32), axis=1)
+
+  def over_erase(i, carry):
+    dA, erase = carry
+    cols = pl.ds(i * block_k, block_k)
+    dY = times_inverse(X(), dW_ref[n, b, h, :, cols], parts, TN)
+    dA -= dot(dY, W_ref[n, b, h, :, cols], parts, NT)
+    return dA, erase + jnp.sum(dY * k_ref[b, rows, hk, cols].astype(F32), axis=1)
+
+  def over_gram(i, G):
+    K = k_ref[b, rows, hk, pl.ds(i * block_k, block_k)]
+    return G + dot(K, K, parts, NT)
+
+  dA, dbeta = lax.fori_loop(0, v_ref.shape[-1] // block_v, over_values, (square, zeros))
+  dA, erase = lax.fori_loop(0, key_count, over_erase, (dA, zeros))
+  erase = erase if decay.start is None else erase * decay.start
+  dA = strict_lower(dA * decay.inside(), iotas)
+  G = lax.fori_loop(0, key_count, over_gram, square)
+  dbeta_ref[b, rows, h] = dbeta + erase + jnp.sum(dA * G, axis=1)
+  dG = dA * beta[:, None]
+  if has_g:
+    dg = row_gates(erase * beta, None, None, iotas) + score_gates(dG * G, parts, iotas)
+    refs[8][b, rows, h] = dg
+  dG = dG.astype(k_ref.dtype)
+  row_scale = beta if decay.start is None else beta * decay.start
+
+  def over_keys(i, _):
+    cols = pl.ds(i * block_k, block_k)
+    K = k_ref[b, rows, hk, cols]
+    # X^T dW again rather than kept: one product against C dk live registers.
+    dK = times_inverse(X(), dW_ref[n, b, h, :, cols], parts, TN) * row_scale[:, None]
+    dK += dot(dG, K, parts) + dot(dG, K, parts, TN)
+    dk_ref[b, rows, h, cols] = dK.astype(dk_ref.dtype)
+
+  lax.fori_loop(0, key_count, over_keys, None)
+
+
+def ut_transform(
+  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, tile=None, interpret=False
+):
+  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V) of every chunk, as [N B Hv C .].
+
+  X has an axis before its last two: for float32 it is the sum of two matrices.
+  documents [B L] numbers the documents of a row, from 0; L is a multiple of chunk and
+  the head sizes are powers of two of at least 16. Outputs have k's dtype.
+  """
+  B, L, H, dk = k.shape
+  Hv, dv = v.shape[2:]
+  N = L // chunk
+  tile = tile or tile_for("ut_fwd", k)
+  body = functools.partial(
+    _forward_body,
+    has_g=g is not None,
+    has_documents=documents is not None,
+    group=Hv // H,
+    chunk=chunk,
+    tile=tile,
+    precision=inverse_precision,
+  )
+  out_shape = [
+    inverse_shape(N, B, Hv, chunk, k.dtype),
+    *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
+  ]
+  options = dict(grid=(N, Hv, B), tile=tile, interpret=interpret)
+  return call("ut_fwd", body, (k, v, beta, g, documents), out_shape, **options)
+
+
+def ut_transform_bwd(
+  k, v, beta, g, documents, X, W, U, dW, dU, *, chunk, tile=None, interpret=False
+):
+  """Gradients (dk, dv, dbeta, dg) of ut_transform; dk is summed over the value heads of a key."""
+  B, L, H, dk = k.shape
+  Hv = v.shape[2]
+  group = Hv // H
+  tile = tile or tile_for("ut_bwd", k)
+  body = functools.partial(
+    _backward_body,
+    has_g=g is not None,
+    has_documents=documents is not None,
+    group=group,
+    chunk=chunk,
+    tile=tile,
+  )
+  gates = jax.ShapeDtypeStruct((B, L, Hv), F32)
+  out_shape = [
+    jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32),
+    jax.ShapeDtypeStruct(v.shape, v.dtype),
+    gates,
+  ] + ([gates] if g is not None else [])
+  args = (k, v, beta, g, documents, X, W, U, dW, dU)
+  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
+  dk_heads, dV, dbeta, *dg = call("ut_bwd", body, args, out_shape, **options)
+  dK = dk_heads.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) if group > 1 else dk_heads
+  dg = dg[0].astype(g.dtype) if g is not None else None
+  return dK, dV, dbeta.astype(beta.dtype), dg
+
+
+class Options(NamedTuple):
+  chunk: int
+  inverse_precision: str
+  interpret: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def transform(k, v, beta, g, documents, options):
+  """(W, U) of every chunk, differentiable; the backward recomputes the inverse."""
+  return _transform_fwd(k, v, beta, g, documents, options)[0]
+
+
+def _transform_fwd(k, v, beta, g, documents, options):
+  _, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
+  return (W, U), (k, v, beta, g, documents)
+
+
+def _transform_bwd(options, residuals, cotangents):
+  k, v, beta, g, documents = residuals
+  X, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
+  grads = ut_transform_bwd(
+    k, v, beta, g, documents, X, W, U, *cotangents,
+    chunk=options.chunk,
+    interpret=options.interpret,
+  )  # fmt: skip
+  return *grads, None
+
+
+transform.defvjp(_transform_fwd, _transform_bwd)
