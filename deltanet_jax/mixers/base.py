@@ -3,7 +3,6 @@
 import abc
 from typing import Any, ClassVar
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -38,9 +37,9 @@ class Mixer(nnx.Module, abc.ABC):
   def flops(self, length: int) -> float:
     """Floating point operations per token, forward, beyond those of the weights."""
 
+  @abc.abstractmethod
   def recurrent_state(self) -> int | None:
     """Numbers of "S" for one sequence; None if the state grows with the sequence."""
-    return jax.eval_shape(lambda: self.init_state(1, 1, "float32")["S"]).size
 
   def __call__(
     self, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"] | None = None

@@ -59,6 +59,9 @@ class Mamba(Mixer):
     S = jnp.zeros((batch, self.channels, self.cfg.state_size), wide_dtype(dtype))
     return dict(S=S) if self.conv is None else dict(S=S, conv=self.conv.init_state(batch, dtype))
 
+  def recurrent_state(self):
+    return self.channels * self.cfg.state_size
+
   def mix(self, x, segment_ids, state):
     wide, N = wide_dtype(x.dtype), self.cfg.state_size
     u, z = jnp.split(self.into(x), 2, axis=-1)

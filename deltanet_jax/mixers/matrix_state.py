@@ -20,6 +20,9 @@ class MatrixStateMixer(Mixer):
     S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), wide_dtype(dtype))
     return dict(S=S, **self.qkv.init_state(batch, dtype))
 
+  def recurrent_state(self):
+    return self.heads * self.key_size * self.value_size
+
   def flops(self, length):
     """Of the chunkwise form: scores, outputs and state."""
     dk, dv, C = self.key_size, self.value_size, min(self.cfg.chunk or 64, length)

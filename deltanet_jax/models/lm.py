@@ -63,6 +63,13 @@ class LM(nnx.Module):
     dtype = jnp.dtype(self.cfg.dtype)
     return [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
 
+  def prefill(
+    self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None
+  ) -> tuple[Float[Array, "B L V"], Any]:
+    """Goes on from `state` over many tokens at once."""
+    x, state = self.features(tokens, segment_ids, state)
+    return self.logits(x), state
+
   def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
     """Goes on by one token."""
     x, state = self.features(tokens[:, None], None, state)

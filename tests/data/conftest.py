@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import load_tokenizer, open_corpus
-from deltanet_jax.data.prepare import prepare
+from deltanet_jax.data.corpus.prepare import prepare
 
 
 def make_texts(count: int, seed: int) -> list[str]:

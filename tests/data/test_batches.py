@@ -7,7 +7,8 @@ import grain
 import numpy as np
 import pytest
 
-from deltanet_jax.data import evaluation_batches, training_batches
+from deltanet_jax.data import CorpusTask, training_batches
+from deltanet_jax.data.corpus.rows import evaluation_batches
 
 NAMES = ("tokens", "targets", "segment_ids", "mask")
 LENGTH, BATCH = 32, 8
@@ -23,6 +24,10 @@ def stream_of(split):
     tokens.append(ids)
     documents.append(begins)
   return np.concatenate(tokens), np.cumsum(np.concatenate(documents))
+
+
+def rows_of(corpus, *, length=LENGTH, batch=BATCH, seed=0, **share):
+  return training_batches(CorpusTask(corpus, length=length, batch=batch, seed=seed), **share)
 
 
 def take(batches, count):
@@ -48,7 +53,7 @@ def test_rows_are_windows_of_the_stream(corpus):
   tokens, documents = stream_of(split)
   windows = (split.tokens - 1) // LENGTH
   found = []
-  order = training_batches(split, length=LENGTH, batch=1)
+  order = rows_of(corpus, batch=1)
   for row in take(order, windows):
     assert [row[n].dtype for n in NAMES] == [np.int32, np.int32, np.int32, np.bool_]
     at = [
@@ -67,21 +72,21 @@ def test_rows_are_windows_of_the_stream(corpus):
   # An epoch has every window once, shuffled, and the next one is shuffled anew.
   assert sorted(found) == list(range(windows)) != found
   again = take(order, windows)
-  first = take(training_batches(split, length=LENGTH, batch=1), windows)
+  first = take(rows_of(corpus, batch=1), windows)
   key = lambda rows: [r["tokens"].tobytes() for r in rows]
   assert key(again) != key(first)
   assert sorted(key(again)) == sorted(key(first))
 
 
 def test_a_document_longer_than_the_row_fills_rows(corpus):
-  rows = take(training_batches(corpus.train, length=LENGTH, batch=BATCH), 40)
+  rows = take(rows_of(corpus), 40)
   whole = [b["mask"][i].all() for b in rows for i in range(BATCH)]
   assert any(whole)
   assert all(b["segment_ids"].min() == 1 for b in rows)
 
 
 def test_stream_depends_on_seed_and_step_alone(corpus):
-  make = lambda **kw: training_batches(corpus.train, length=LENGTH, batch=BATCH, **kw)
+  make = lambda **kw: rows_of(corpus, **kw)
   want = take(make(seed=3), 20)
   assert_equal(take(make(seed=3), 20), want)
   assert_equal(take(make(seed=3, workers=1), 20), want)
@@ -92,7 +97,7 @@ def test_stream_depends_on_seed_and_step_alone(corpus):
 
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_share_out_the_same_batches(corpus, hosts):
-  make = lambda **kw: training_batches(corpus.train, length=LENGTH, batch=BATCH, seed=5, **kw)
+  make = lambda **kw: rows_of(corpus, seed=5, **kw)
   parts = [take(make(host=h, hosts=hosts, workers=h), 12) for h in range(hosts)]
   assert all(batch["tokens"].shape == (BATCH // hosts, LENGTH) for batch in parts[0])
   assert_equal([joined(step) for step in zip(*parts)], take(make(), 12))
@@ -100,9 +105,7 @@ def test_hosts_share_out_the_same_batches(corpus, hosts):
 
 @pytest.mark.parametrize("before,after", [(0, 0), (0, 2), (3, 0), (2, 3)])
 def test_restored_stream_goes_on(corpus, before, after):
-  make = lambda workers: training_batches(
-    corpus.train, length=LENGTH, batch=BATCH, seed=7, workers=workers
-  )
+  make = lambda workers, start=0: rows_of(corpus, seed=7, workers=workers, start=start)
   batches = make(before)
   take(batches, 11)
   state = json.loads(json.dumps(batches.get_state()))
@@ -112,10 +115,11 @@ def test_restored_stream_goes_on(corpus, before, after):
   take(restored, 3)
   restored.set_state(state)
   assert_equal(take(restored, 9), want)
+  assert_equal(take(make(after, start=11), 9), want)
 
 
 def test_restored_through_grain_files(corpus, tmp_path):
-  make = lambda: training_batches(corpus.train, length=LENGTH, batch=BATCH, workers=2)
+  make = lambda: rows_of(corpus, workers=2)
   batches = make()
   take(batches, 4)
   handler = grain.checkpoint.CheckpointHandler()
@@ -160,4 +164,4 @@ def test_evaluation_counts_each_target_once(corpus, length, batch, hosts):
 )
 def test_impossible_batches_are_refused(corpus, wrong, message):
   with pytest.raises(ValueError, match=message):
-    training_batches(corpus.train, **wrong)
+    rows_of(corpus, **wrong)

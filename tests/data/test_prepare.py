@@ -7,9 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from deltanet_jax.data import buckets, evaluation_batches, load_tokenizer, open_corpus, prepare
-from deltanet_jax.data import manifest as manifests
-from deltanet_jax.data.text import find_sources
+from deltanet_jax import files
+from deltanet_jax.data import load_tokenizer, open_corpus
+from deltanet_jax.data.corpus import buckets, prepare
+from deltanet_jax.data.corpus.rows import evaluation_batches
+from deltanet_jax.data.corpus.text import find_sources
 from tests.data.conftest import write_jsonl
 
 BYTES = load_tokenizer("bytes")
@@ -56,7 +58,7 @@ def test_order_is_of_the_seed_not_of_buckets_or_shards(corpus, source, tmp_path,
 
 
 class Stopped(BaseException):
-  """Ends a run as a signal would."""
+  """Ends the preparation as a signal would."""
 
 
 def test_interrupted_anywhere_gives_the_same(source, tmp_path, monkeypatch):
@@ -75,8 +77,7 @@ def test_interrupted_anywhere_gives_the_same(source, tmp_path, monkeypatch):
     output = tmp_path / f"{last}"
     # Every file is made durable before it gets its name, so these are all states of the disk.
     with monkeypatch.context() as patch:
-      patch.setattr(manifests, "sync", sync)
-      patch.setattr(buckets, "sync", sync)
+      patch.setattr(files, "sync", sync)
       try:
         prepare.prepare(source, output, BYTES, **settings)
         break
@@ -187,7 +188,7 @@ def test_checksums_of_a_large_corpus_are_compared_when_asked(corpus, tmp_path, m
   shutil.copytree(corpus.train.folder, folder)
   path = folder / "train-00001.bin"
   path.write_bytes(b"!" + path.read_bytes()[1:])
-  monkeypatch.setattr("deltanet_jax.data.shards._ALWAYS_VERIFIED", 100)
+  monkeypatch.setattr("deltanet_jax.data.corpus.shards._ALWAYS_VERIFIED", 100)
   open_corpus(folder)
   with pytest.raises(ValueError, match="another checksum"):
     open_corpus(folder, verify=True)

@@ -7,7 +7,7 @@ import lzma
 
 import pytest
 
-from deltanet_jax.data.text import find_sources, read_documents, shipped_corpus
+from deltanet_jax.data.corpus.text import find_sources, read_documents, shipped_corpus
 
 TEXTS = ["first é\n", "", "third, " * 300_000]
 JSONL = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXTS).encode()

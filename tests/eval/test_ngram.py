@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import load_tokenizer, open_corpus
-from deltanet_jax.data.prepare import prepare
+from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import bits_per_byte, ngram
 
 VOCAB = 7

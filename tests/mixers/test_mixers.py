@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from deltanet_jax import config
-from deltanet_jax.mixers import build_mixer
+from deltanet_jax.mixers import MIXERS, build_mixer, mixer_class
+from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.ops.numerics import rel_rms
 from tests.support.mixers import CASES, B, D, L, make
 
@@ -17,8 +17,8 @@ LENGTHS = (3, 1, 5)
 IDS = jnp.asarray(np.repeat([3, 1, 3], LENGTHS)[None].repeat(B, axis=0), jnp.int32)
 
 # Compiled once per mixer and shape, whichever test asks first.
-prefill = jax.jit(lambda mixer, x, state: mixer.prefill(x, state))
-packed_prefill = jax.jit(lambda mixer, x, state: mixer.prefill(x, state, IDS))
+prefill = jax.jit(lambda mixer, x, state: mixer.mix(x, None, state))
+packed_prefill = jax.jit(lambda mixer, x, state: mixer.mix(x, IDS, state))
 packed_forward = jax.jit(lambda mixer, x: mixer(x, IDS))
 step = jax.jit(lambda mixer, x_t, state: mixer.step(x_t, state))
 
@@ -126,10 +126,15 @@ def test_finite_in_bfloat16_and_with_extreme_gates(name):
     assert all(np.isfinite(np.asarray(z, np.float32)).all() for z in (y, *jax.tree.leaves(grads)))
 
 
+def test_every_kind_is_here_and_is_its_own():
+  assert {cfg.kind for cfg in CASES.values()} == set(MIXERS)
+  for kind in MIXERS:
+    assert mixer_class(kind).Config.kind == kind
+
+
 def test_wrong_settings_are_clear_errors():
-  for cfg, words in (
-    (config.AttentionConfig(head_size=8, heads=4, kv_heads=3), "kv_heads is 3"),
-    (config.ModelConfig(), "cfg is a ModelConfig"),
-  ):
-    with pytest.raises(ValueError, match=words):
-      jax.eval_shape(lambda cfg=cfg: build_mixer(cfg, D, rngs=None))
+  cfg = AttentionConfig(head_size=8, heads=4, kv_heads=3)
+  with pytest.raises(ValueError, match="kv_heads is 3"):
+    jax.eval_shape(lambda: build_mixer(cfg, D, rngs=None))
+  with pytest.raises(ValueError, match="the kind of a mixer is 'abacus', expected one of"):
+    mixer_class("abacus")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltanet_jax.config import DeltaNetConfig
+from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.models import PRESETS, preset, summarize
 from deltanet_jax.models.stack import Repeat, find_repeats
 
@@ -15,7 +15,7 @@ def model(d, layers, mixer, inner):
   return layers * per_layer + d + 2 * V * d
 
 
-# Parameters of one mixer, written out from mixers.md section 4.
+# Parameters of one mixer, written out from their definitions.
 def deltanet(d, conv=4):
   return 4 * d * d + d * (d // 128) + 3 * conv * d + 128
 
@@ -33,7 +33,7 @@ def mamba(d, conv=4):
   return d * 2 * c + (conv + bool(conv)) * c + c * (r + 32) + r * c + c + c * 16 + c + c * d
 
 
-# name: (parameters, the figure in the table of mixers.md 2.2, in millions, if it is there)
+# name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
   "deltanet-340m": (374_362_112, 374.4),
@@ -88,7 +88,7 @@ def test_tied_embeddings_count_once():
   assert summarize(preset("deltanet-340m", tied=True)).parameters == 374_362_112 - V * 1024
 
 
-# The paper's table 1, last column, and mixers.md 2.3: state numbers of one layer.
+# The paper's table 1, last column; state numbers of one layer with its convolutions.
 EXPANSION = {
   "retnet-340m": (512, 524_288),
   "retnet-1.3b": (512, 1_048_576),

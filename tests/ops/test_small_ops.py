@@ -1,14 +1,24 @@
 """Norms, rotary positions, short convolution and elementwise scan against float64 NumPy loops."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.ops import elementwise_scan, l1_norm, l2_norm, rms_norm, rope, short_conv
+from deltanet_jax.ops import (
+  compiling_for,
+  l1_norm,
+  l2_norm,
+  rms_norm,
+  rope,
+  selective_scan,
+  short_conv,
+)
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
 
 RNG = np.random.default_rng(0)
 # Documents of two rows of 11 tokens: single tokens, an id that comes back, one document.
@@ -43,7 +53,7 @@ def test_norms():
 
 
 @pytest.mark.parametrize("dtype,limit", [("float32", 5e-7), ("bfloat16", 4e-3)])
-def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit, monkeypatch):
+def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit):
   """Sums and copies by products with zeros and ones: values and gradients as of float64."""
   x, d, scale = draw(3, 7, 4 * 16) * 50, draw(3, 7, 4 * 16), draw(16)
 
@@ -55,10 +65,10 @@ def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit, monkeypatch):
 
   x, d, scale = (np.asarray(jnp.asarray(y, dtype), np.float64) for y in (x, d, scale))
   want = run("float64")
-  on_tpu = lambda *args, tpu, default: tpu(*args)
-  monkeypatch.setattr(jax.lax, "platform_dependent", on_tpu)
-  for got, right in zip(run(dtype), want):
-    assert rel_rms(got, right) < limit
+  with compiling_for("tpu"):
+    got = run(dtype)
+  for one, right in zip(got, want):
+    assert rel_rms(one, right) < limit
 
 
 def test_wide_dtype_takes_names_too():
@@ -120,51 +130,51 @@ def test_short_conv_refuses_another_state(no_type_checks):
     short_conv(jnp.zeros((2, 5, 3)), jnp.zeros((4, 3)), state=jnp.zeros((2, 1, 3)))
 
 
-def scan_of(a, x, c, h0, **options):
-  elements = lambda inputs: inputs[:2]
-  readout = lambda h, inputs: jnp.einsum("btdn,btn->btd", h, inputs[2])
-  return elementwise_scan(elements, readout, (a, x, c), h0, **options)
-
-
-def scan_by_hand(a, x, c, h, ids):
+def scan_by_hand(u, dt, A, B, C, D, S, ids):
   y = []
-  for t in range(a.shape[1]):
+  for t in range(u.shape[1]):
     if ids is not None:
-      h = np.where(begins(ids)[:, t, None, None], 0, h)
-    h = a[:, t] * h + x[:, t]
-    y.append((h * c[:, t, None]).sum(axis=-1))
-  return np.stack(y, axis=1), h
+      S = np.where(begins(ids)[:, t, None, None], 0, S)
+    wrote = (dt[:, t] * u[:, t])[:, :, None] * B[:, t, None]
+    S = np.exp(dt[:, t, :, None] * A) * S + wrote
+    y.append((S * C[:, t, None]).sum(axis=-1) + D * u[:, t])
+  return np.stack(y, axis=1), S
 
 
 # Chunks that do and do not divide the length, one longer than it, and single tokens.
 @pytest.mark.parametrize(
   "L,chunk,packed", [(11, 4, False), (11, 4, True), (8, 4, True), (11, 64, True), (1, 4, False)]
 )
-def test_elementwise_scan(L, chunk, packed):
-  # Factors of exactly 0 and 1 among others.
-  a = RNG.choice([0.0, 1.0, 0.3, 0.99, 1e-30], (2, L, 3, 2))
-  x, c, h0 = draw(2, L, 3, 2), draw(2, L, 2), draw(2, 3, 2)
+def test_selective_scan(L, chunk, packed):
+  # Steps of 0 and steps that forget everything among others.
+  dt, A = RNG.choice([0.0, 0.3, 1.0, 1e4], (2, L, 3)), -np.exp(draw(3, 2))
+  arrays = dict(u=draw(2, L, 3), dt=dt, A=A, B=draw(2, L, 2), C=draw(2, L, 2), D=draw(3))
+  arrays["S0"] = draw(2, 3, 2)
   ids = IDS[:, :L] if packed else None
-  want, after = scan_by_hand(a, x, c, h0, ids)
-  segment_ids = None if ids is None else jnp.asarray(ids)
-  arrays = tuple(map(jnp.asarray, (a, x, c, h0)))
+  want, after = scan_by_hand(*arrays.values(), ids)
+  inputs = jax.tree.map(jnp.asarray, arrays)
+  if packed:
+    inputs["segment_ids"] = jnp.asarray(ids)
 
   def run(implementation):
-    f = lambda *arrays: scan_of(
-      *arrays, segment_ids=segment_ids, chunk=chunk, implementation=implementation
-    )
-    (y, h), pull = jax.vjp(f, *arrays)
-    return y, h, pull((jnp.cos(y), jnp.sin(h)))
+    f = functools.partial(selective_scan, chunk=chunk, implementation=implementation)
+    return with_gradients(f, ("y", "S"))(inputs, random_cotangents(f, inputs))
 
-  y, h, grads = jax.jit(lambda: run("chunked"))()
-  y_token, h_token, want_grads = jax.jit(lambda: run("recurrent"))()
-  assert max(rel_rms(y, want), rel_rms(y_token, want)) < 1e-13
-  assert max(rel_rms(h, after), rel_rms(h_token, after)) < 1e-13
-  for got, wanted in zip(grads, want_grads, strict=True):
-    assert rel_rms(got, wanted) < 1e-12
+  got, by_token = run("chunkwise"), run("recurrent")
+  assert max(rel_rms(x["y"], want) for x in (got, by_token)) < 1e-13
+  assert max(rel_rms(x["S"], after) for x in (got, by_token)) < 1e-13
+  assert len(got) == 2 + len(arrays)
+  for name, x in by_token.items():
+    assert rel_rms(got[name], x) < 1e-12, name
 
 
-def test_elementwise_scan_refuses_unknown_implementations(no_type_checks):
-  zeros = jnp.zeros((1, 2, 1, 1))
-  with pytest.raises(ValueError, match="implementation is 'fast'"):
-    scan_of(zeros, zeros, zeros[..., 0], zeros[:, 0], implementation="fast")
+def test_selective_scan_refuses_in_one_sentence(no_type_checks):
+  x, A, B = jnp.zeros((1, 2, 3)), jnp.zeros((3, 4)), jnp.zeros((1, 2, 4))
+  for changes, words in (
+    (dict(implementation="fast"), "implementation is 'fast', expected one of"),
+    (dict(B=B[:, :1]), r"B has shape \(1, 1, 4\), expected"),
+    (dict(A=A.T), r"A has shape \(4, 3\), expected"),
+    (dict(chunk=3), "chunk is 3, expected a power of two"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      selective_scan(**dict(u=x, dt=x, A=A, B=B, C=B) | changes)

@@ -12,7 +12,7 @@ from deltanet_jax.models import preset
 from deltanet_jax.train import feed
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
-from tests.train.conftest import tiny
+from tests.support.training import tiny
 
 MESHES = {
   "data": dict(data=8),

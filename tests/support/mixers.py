@@ -7,30 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from deltanet_jax import config
-from deltanet_jax.mixers import build_mixer
+from deltanet_jax.mixers import build_mixer, mixer_config
 
 # Two whole chunks and a token.
 B, L, D, CHUNK = 2, 9, 16, 4
 
 _SMALL = dict(heads=2, key_size=8, value_size=12, chunk=CHUNK)
 CASES = {
-  "deltanet": config.DeltaNetConfig(**_SMALL),
-  "deltanet_original": config.DeltaNetConfig(
+  "deltanet": mixer_config("deltanet")(**_SMALL),
+  "deltanet_original": mixer_config("deltanet")(
     activation="elu", norm="l1", conv=0, output_gate=True, **_SMALL
   ),
-  "deltanet_negative": config.DeltaNetConfig(
+  "deltanet_negative": mixer_config("deltanet")(
     activation="relu", negative_eigenvalues=True, **_SMALL
   ),
-  "gated_deltanet": config.GatedDeltaNetConfig(**_SMALL),
-  "attention": config.AttentionConfig(head_size=8),
-  "window": config.AttentionConfig(head_size=4, window=3),
-  "window_grouped": config.AttentionConfig(head_size=4, kv_heads=2, window=2 * L),
-  "retnet": config.RetNetConfig(heads=2, chunk=CHUNK),
-  "gla": config.GLAConfig(heads=2, chunk=CHUNK),
-  "gla_conv": config.GLAConfig(heads=2, chunk=CHUNK, conv=4),
-  "mamba": config.MambaConfig(state_size=4, chunk=CHUNK),
-  "mamba_noconv": config.MambaConfig(state_size=4, chunk=CHUNK, conv=0),
+  "gated_deltanet": mixer_config("gated_deltanet")(**_SMALL),
+  "attention": mixer_config("attention")(head_size=8),
+  "window": mixer_config("attention")(head_size=4, window=3),
+  "window_grouped": mixer_config("attention")(head_size=4, kv_heads=2, window=2 * L),
+  "retnet": mixer_config("retnet")(heads=2, chunk=CHUNK),
+  "gla": mixer_config("gla")(heads=2, chunk=CHUNK),
+  "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
+  "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
+  "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
 }
 
 

@@ -1,6 +1,6 @@
 """The tests' tiny run as a configuration file for the command line."""
 
-from tests.train.conftest import tiny
+from tests.support.training import tiny
 
 
 def get_config():

@@ -1,14 +1,10 @@
-"""A tiny run that every test of the training system shares."""
-
-import dataclasses
+"""Settings and a corpus that every test of the training system shares."""
 
 import jax
 import pytest
 
-from deltanet_jax.config import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
 from deltanet_jax.data import load_tokenizer, open_corpus
-from deltanet_jax.data.prepare import prepare
-from deltanet_jax.models import preset
+from deltanet_jax.data.corpus.prepare import prepare
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,18 +31,3 @@ def corpus(tmp_path_factory):
   (folder / "sums.jsonl").write_text(text)
   prepare(folder / "sums.jsonl", folder / "out", load_tokenizer("bytes"), validation=0.1)
   return open_corpus(folder / "out")
-
-
-def tiny(**changes) -> TrainConfig:
-  """Twelve updates of a model with two layers."""
-  cfg = TrainConfig(
-    model=preset("deltanet-tiny", vocab=260, depth=2, width=32, mlp_multiple=32),
-    data=DataConfig(length=32, batch=8),
-    optimizer=OptimizerConfig(peak=1e-2, warmup_tokens=3 * 256),
-    checkpoint=CheckpointConfig(every=4, keep=2),
-    tokens=12 * 256,
-    loss_chunk=16,
-    log_every=1,
-    eval_every=6,
-  )
-  return dataclasses.replace(cfg, **changes)

@@ -5,32 +5,30 @@ import sys
 
 import pytest
 
-from deltanet_jax import config
 from deltanet_jax.config import (
-  AttentionConfig,
   CheckpointConfig,
   DataConfig,
-  DeltaNetConfig,
   MeshConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
+  from_json,
+  to_json,
 )
-from deltanet_jax.train.loop import train
-from tests.train.conftest import tiny
+from deltanet_jax.mixers import MIXERS, mixer_config
+from tests.support.training import tiny, train_on
 
 CLASSES = (
-  AttentionConfig,
   CheckpointConfig,
   DataConfig,
-  DeltaNetConfig,
   MeshConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
+  *map(mixer_config, MIXERS),
 )
 # Looking at a field to check, show or copy it is not reading it.
-PASSIVE = {"validate", "_check_positive", "_check_delta_rule", "__repr__", "__eq__", "__hash__"}
+PASSIVE = {"validate", "check_positive", "__repr__", "__eq__", "__hash__"}
 PASSIVE |= {"to_json", "from_json", "_asdict_inner", "asdict", "replace", "_replace"}
 
 
@@ -53,11 +51,13 @@ def reads(monkeypatch):
 
 def test_no_field_is_idle(corpus, tmp_path, reads):
   cfg = tiny(tokens=2 * 256)
-  cfg.model.mixers["window"] = AttentionConfig(head_size=16, window=8)
-  cfg.model.pattern = ("deltanet", "window")
+  small = dict(deltanet=dict(key_size=16, value_size=16), attention=dict(head_size=16, window=8))
+  small |= dict(gated_deltanet=dict(heads=1, key_size=16, value_size=16))
+  cfg.model.mixers = {kind: mixer_config(kind)(**small.get(kind, {})) for kind in MIXERS}
+  cfg.model.pattern, cfg.model.depth = tuple(MIXERS), len(MIXERS)
   cfg.data.corpus = str(corpus.train.folder)
-  train(cfg, tmp_path / "run", lambda: corpus, say=lambda _: None)
+  train_on(corpus, cfg, tmp_path / "run")
   fields = {(cls.__name__, field.name) for cls in CLASSES for field in dataclasses.fields(cls)}
   # The name of the corpus is for whoever opens it: experiments.train.
   assert fields - reads <= {("DataConfig", "corpus")}
-  assert config.from_json(config.to_json(cfg)) == cfg
+  assert from_json(to_json(cfg), mixer_config) == cfg

@@ -1,6 +1,5 @@
 """A run that is killed again and again ends as one that was left alone."""
 
-import json
 import random
 import signal
 import time
@@ -12,8 +11,7 @@ import pytest
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
 from experiments.train import PREEMPTED
-from tests.train.conftest import tiny
-from tests.train.test_mesh import finish, free_address, launch, train_words
+from tests.support.training import finish, free_address, launch, numbers, tiny, train_words
 
 STEPS = 400
 # Saves so often that many kills fall into one.
@@ -22,12 +20,6 @@ OFTEN = [
   "--config.checkpoint.every=3",
   "--config.eval_every=1000",
 ]
-
-
-def rows(workdir):
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  speeds = ("tokens_per_second", "mfu")
-  return [{k: v for k, v in json.loads(line).items() if k not in speeds} for line in lines]
 
 
 def final_state(workdir):
@@ -66,7 +58,7 @@ def test_kill_minus_nine(corpus, tmp_path):
   assert kills >= 20 and during_save >= 5
   assert reached == sorted(reached)
   finish(start("killed"))
-  assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+  assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
   (state, meta), (expected, expected_meta) = (
     final_state(tmp_path / n) for n in ("killed", "whole")
   )

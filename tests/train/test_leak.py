@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.train import metrics
-from deltanet_jax.train.loop import train
-from tests.train.conftest import tiny
+from tests.support.training import tiny, train_on
 
 
 def resident_megabytes(corpus, workdir) -> dict[int, float]:
@@ -30,7 +29,7 @@ def resident_megabytes(corpus, workdir) -> dict[int, float]:
   metrics.Log.write = measured
   cfg = tiny(tokens=2000 * 256, eval_every=500, log_every=20)
   cfg.checkpoint.every = 250
-  train(cfg, workdir, lambda: corpus, say=lambda _: None)
+  train_on(corpus, cfg, workdir)
   return resident
 
 

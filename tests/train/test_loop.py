@@ -1,7 +1,6 @@
 """A run that was interrupted, anywhere and anyhow, ends as one that was not."""
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -12,9 +11,9 @@ import pytest
 
 from deltanet_jax.train import loop
 from deltanet_jax.train.checkpoint import Checkpoints
-from deltanet_jax.train.loop import DivergenceError, PreemptionError, train
+from deltanet_jax.train.loop import DivergenceError, PreemptionError
 from deltanet_jax.train.step import make_trainer
-from tests.train.conftest import tiny
+from tests.support.training import numbers, tiny, train_on
 
 # When one read of a checkpoint fails orbax drops the others, and Python notices sooner or later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -30,21 +29,13 @@ def collected():
 def whole(corpus, tmp_path_factory):
   """The folder of a run without interruption."""
   workdir = tmp_path_factory.mktemp("whole") / "run"
-  train(tiny(), workdir, lambda: corpus, say=lambda _: None)
+  train_on(corpus, tiny(), workdir)
   return workdir
 
 
 def saved_state(workdir):
   shapes = make_trainer(tiny()).state_shapes()
   return Checkpoints(workdir, tiny().checkpoint).restore(shapes)
-
-
-def numbers(workdir):
-  """What must be the same in two runs; speeds are not."""
-  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
-  return [
-    {name: x for name, x in row.items() if name not in ("tokens_per_second", "mfu")} for row in rows
-  ]
 
 
 def assert_same(workdir, whole, without_evaluation_at=None):
@@ -86,9 +77,9 @@ def test_sigterm_saves_at_once_and_goes_on_exactly(corpus, whole, tmp_path, monk
   with monkeypatch.context() as patch:
     stop_at(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(PreemptionError, match="after step 6"):
-      train(tiny(), tmp_path / "run", lambda: corpus, say=lambda _: None)
+      train_on(corpus, tiny(), tmp_path / "run")
   assert (tmp_path / "run/checkpoints/6").exists()
-  train(tiny(), tmp_path / "run", lambda: corpus, say=lambda _: None)
+  train_on(corpus, tiny(), tmp_path / "run")
   # Told to stop it saves and does not evaluate first.
   assert_same(tmp_path / "run", whole, without_evaluation_at=6)
 
@@ -114,10 +105,10 @@ def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
   with monkeypatch.context() as patch:
     stop_at(patch, 10, interrupt)
     with pytest.raises(KeyboardInterrupt):
-      train(tiny(), workdir, lambda: corpus, say=lambda _: None)
+      train_on(corpus, tiny(), workdir)
   damage(workdir, 8, how)
   said = []
-  train(tiny(), workdir, lambda: corpus, say=said.append)
+  train_on(corpus, tiny(), workdir, say=said.append)
   assert "checkpoint 8 is damaged" in said[0] and "going on from step 4" in said[1]
   assert (workdir / "damaged/8").exists()
   assert_same(workdir, whole)
@@ -128,31 +119,31 @@ def test_every_checkpoint_damaged(whole, corpus, tmp_path):
   for step in (8, 12):
     damage(tmp_path / "run", step, "deleted")
   with pytest.raises(ValueError, match=r"every checkpoint in .* was damaged"):
-    train(tiny(), tmp_path / "run", lambda: corpus, say=lambda _: None)
+    train_on(corpus, tiny(), tmp_path / "run")
 
 
 def test_divergence_keeps_the_weights(corpus, tmp_path):
   cfg = tiny(max_bad_updates=3)
-  cfg.optimizer.peak = cfg.optimizer.initial = 1e38
+  cfg.optimizer.learning_rate = cfg.optimizer.initial_learning_rate = 1e38
   with pytest.raises(DivergenceError, match=r"3 updates in a row .* at step \d+ \(batch"):
-    train(cfg, tmp_path / "run", lambda: corpus, say=lambda _: None)
+    train_on(corpus, cfg, tmp_path / "run")
 
 
 def test_other_settings_are_refused_before_writing(corpus, whole, tmp_path):
   before = sorted(p.name for p in whole.rglob("*"))
   with pytest.raises(ValueError, match="seed = 0, now it is 1"):
-    train(tiny(seed=1), whole, lambda: corpus)
+    train_on(corpus, tiny(seed=1), whole)
   assert sorted(p.name for p in whole.rglob("*")) == before
-  with pytest.raises(ValueError, match="less than the 257 tokens of the corpus"):
+  with pytest.raises(ValueError, match="less than the 257 tokens of the task"):
     small = tiny()
     small.model.vocab = 100
-    train(small, tmp_path / "a", lambda: corpus)
+    train_on(corpus, small, tmp_path / "a")
   wide = tiny()
   wide.mesh.fsdp = 3
   with pytest.raises(ValueError, match="does not fit 1 devices"):
-    train(wide, tmp_path / "a", lambda: corpus)
+    train_on(corpus, wide, tmp_path / "a")
   assert not (tmp_path / "a").exists()
   (tmp_path / "b").mkdir()
   (tmp_path / "b/notes.txt").touch()
   with pytest.raises(ValueError, match=r"holds files but no config\.json"):
-    train(tiny(), tmp_path / "b", lambda: corpus)
+    train_on(corpus, tiny(), tmp_path / "b")

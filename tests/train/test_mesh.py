@@ -1,42 +1,11 @@
 """One device, eight simulated ones and several processes compute the same."""
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from tests.support.mesh_worker import MESHES
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def launch(words, devices=1, cache=None):
-  """A Python process with so many simulated devices."""
-  env = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-  }
-  if cache:
-    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-  return subprocess.Popen(
-    [sys.executable, *words],
-    cwd=ROOT,
-    env=env,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
-
-
-def finish(process, code=0):
-  output, _ = process.communicate(timeout=500)
-  assert process.returncode == code, output
-  return output
+from tests.support.training import finish, free_address, launch, train_words
 
 
 def test_eight_devices_are_one(tmp_path):
@@ -50,21 +19,9 @@ def test_eight_devices_are_one(tmp_path):
   assert all(error <= 1e-5 for row in reports.values() for error in row.values()), reports
 
 
-def train_words(corpus, workdir, *more):
-  config = "--config=tests/support/tiny_config.py"
-  words = ["-m", "experiments.train", config, f"--workdir={workdir}", *more]
-  return [*words, f"--config.data.corpus={corpus.train.folder}"]
-
-
 def losses(workdir):
   rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
   return [row.get("loss", row.get("validation_loss")) for row in rows]
-
-
-def free_address():
-  with socket.socket() as s:
-    s.bind(("localhost", 0))
-    return f"--coordinator=localhost:{s.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -1,11 +1,9 @@
-"""The learning rate at the tokens that the paper names; which weights decay."""
+"""The learning rate at the tokens that the paper names."""
 
 import numpy as np
 import pytest
 
-from deltanet_jax.models import preset
-from deltanet_jax.train.optim import decayed_weights, learning_rate
-from deltanet_jax.train.weights import skeleton
+from deltanet_jax.train.optim import learning_rate
 from experiments.configs import lm
 
 
@@ -27,16 +25,3 @@ def test_schedule_of_the_paper(size, warmup, total):
     np.testing.assert_allclose(at(tokens), expected, rtol=1e-4)
   assert cfg.optimizer.weight_decay == 0.01 and cfg.optimizer.clip == 1.0
   assert cfg.steps == total // per_step
-
-
-def test_norms_biases_and_decay_rates_do_not_decay():
-  decayed = {}
-  for name in ("deltanet-tiny", "gated-deltanet-tiny", "mamba-tiny", "gla-tiny"):
-    decayed |= decayed_weights(skeleton(preset(name)).axes)
-  without = {name.rsplit(".", 1)[-1] for name, decays in decayed.items() if not decays}
-  assert without == {"scale", "bias", "A_log", "dt_bias", "D"}
-  assert {n.rsplit(".", 1)[-1] for n, d in decayed.items() if d} == {
-    "kernel",
-    "embedding",
-    "dt_kernel",
-  }

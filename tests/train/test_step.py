@@ -9,9 +9,9 @@ import pytest
 
 from deltanet_jax.train import feed
 from deltanet_jax.train.checkpoint import Checkpoints
-from deltanet_jax.train.optim import decayed_weights, learning_rate
+from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
-from tests.train.conftest import tiny
+from tests.support.training import tiny
 
 
 def rows():
@@ -53,7 +53,7 @@ def test_loss_gradient_and_adamw(plain):
   np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
   opt, rate = trainer.cfg.optimizer, float(learning_rate(trainer.cfg, 0))
   np.testing.assert_allclose(metrics["learning_rate"], rate)
-  decays = decayed_weights(trainer.skeleton.axes)
+  decays = trainer.skeleton.decays
   for name, w in before["weights"].items():
     g = np.asarray(grads[name], np.float64) * min(1, opt.clip / norm)
     # In Adam's first step the means are the gradient and its square.

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
+from deltanet_jax import files
 from deltanet_jax.data.corpus.text import Source, read_documents
-from deltanet_jax.files import sync
 
 _BUCKET = 1 << 26  # bytes of input per bucket; compressed text takes three to five times as many
 _MAX_BUCKETS = 512  # all are open at once
@@ -43,7 +43,7 @@ def deal(sources: list[Source], text_field: str, seed: int, folder: pathlib.Path
   buckets = min(max(math.ceil(size / _BUCKET), 1), _MAX_BUCKETS)
   number = dropped = text_bytes = 0
   with contextlib.ExitStack() as stack:
-    files = [stack.enter_context(open(_file(folder, i), "wb")) for i in range(buckets)]
+    opened = [stack.enter_context(open(_file(folder, i), "wb")) for i in range(buckets)]
     bar = tqdm(total=size, desc="reading", unit="B", unit_scale=True, unit_divisor=1024)
     stack.enter_context(bar)
     for source in sources:
@@ -53,20 +53,20 @@ def deal(sources: list[Source], text_field: str, seed: int, folder: pathlib.Path
           continue
         digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
         key = int.from_bytes(digest)
-        file = files[key * buckets >> 64]
+        file = opened[key * buckets >> 64]
         file.write(_HEADER.pack(key, len(text)))
         file.write(text)
         number += 1
         text_bytes += len(text)
   for i in range(buckets):
-    sync(_file(folder, i))
+    files.sync(_file(folder, i))
   return Dealt(buckets=buckets, documents=number, dropped=dropped, bytes=text_bytes)
 
 
 def is_whole(folder: pathlib.Path, dealt: Dealt) -> bool:
   """Whether the buckets have the bytes that were dealt."""
-  files = [_file(folder, i) for i in range(dealt.buckets)]
-  size = sum(file.stat().st_size for file in files if file.is_file())
+  paths = [_file(folder, i) for i in range(dealt.buckets)]
+  size = sum(file.stat().st_size for file in paths if file.is_file())
   return size == dealt.bytes + dealt.documents * _HEADER.size
 
 

@@ -62,8 +62,8 @@ def tile_for(kernel, k):
 
 
 def clamp_chunk(chunk, dtype):
-  """The chunk that was asked for, or the largest whose kernels of this dtype do not spill."""
-  return min(chunk, MAX_CHUNK[jnp.dtype(dtype).name])
+  """The chunk that was asked for (None: 64), or the largest whose kernels of this dtype do not spill."""
+  return min(chunk or 64, MAX_CHUNK[jnp.dtype(dtype).name])
 
 
 def _power_of_two(size):

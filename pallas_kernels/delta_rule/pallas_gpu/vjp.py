@@ -84,7 +84,7 @@ def delta_rule_gpu(
   segment_ids=None,
   *,
   scale=1.0,
-  chunk=64,
+  chunk=None,
   inverse_precision=None,
   fused=True,
   interpret=False,
@@ -97,7 +97,7 @@ def delta_rule_gpu(
     beta, g: [B L Hv]; g is a log decay <= 0 or None.
     S0: [B Hv dk dv] or None for zeros.
     segment_ids: [B L] int32; the state starts from zero wherever the id changes.
-    chunk: tokens per chunk, a power of two; the tile tables may lower it.
+    chunk: tokens per chunk, a power of two; None is 64, and the tile tables may lower it.
     inverse_precision: "bf16", "bf16x3", "bf16x6" or "substitution"; None is bf16x6 for float32
       inputs and bf16x3 for bfloat16 ones.
     fused: False runs the UT kernel and a lax.scan over chunks.

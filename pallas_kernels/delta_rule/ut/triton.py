@@ -107,7 +107,7 @@ def delta_rule_triton(
   segment_ids=None,
   *,
   scale=1.0,
-  chunk=64,
+  chunk=None,
   inverse_precision=None,
   compute_capability=None,
 ):

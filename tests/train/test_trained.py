@@ -1,20 +1,22 @@
 """A trained model outside its run."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from deltanet_jax.config import from_json, to_json
 from deltanet_jax.interop import load_fla, save_fla
-from deltanet_jax.train.export import load_trained, save_weights
-from deltanet_jax.train.loop import train
-from tests.train.conftest import tiny
+from deltanet_jax.mixers import mixer_config
+from deltanet_jax.train import check_start, load_trained, save_weights
+from tests.support.training import tiny, train_on
 
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("export") / "run"
-  train(tiny(), workdir, lambda: corpus, say=lambda _: None)
+  train_on(corpus, tiny(), workdir)
   return workdir
 
 
@@ -26,7 +28,7 @@ def test_export_and_load(run, tmp_path):
   save_weights(trained, tmp_path / "weights")
   save_fla(trained.model, tmp_path / "fla")
   again = load_trained(tmp_path / "weights")
-  assert again.tokenizer == trained.tokenizer and again.step == 12
+  assert again.tokenizer == trained.tokenizer == "bytes" and again.step == 12
   np.testing.assert_array_equal(again.model(tokens), expected)
   np.testing.assert_array_equal(load_fla(tmp_path / "fla")(tokens), expected)
   with pytest.raises(ValueError, match="is not empty"):
@@ -39,6 +41,15 @@ def test_no_run(tmp_path):
 
 
 def test_config_survives_json():
-  assert from_json(to_json(tiny())) == tiny()
-  with pytest.raises(ValueError, match="no configuration of this version"):
-    from_json(to_json(tiny()) | {"colour": "blue"})
+  assert from_json(to_json(tiny()), mixer_config) == tiny()
+  with pytest.raises(ValueError, match="not of this version"):
+    from_json(to_json(tiny()) | {"colour": "blue"}, mixer_config)
+
+
+def test_a_run_of_an_older_version_is_one_sentence(run, tmp_path):
+  values = json.loads((run / "config.json").read_text())
+  del values["version"]
+  (tmp_path / "config.json").write_text(json.dumps(values))
+  for read in (load_trained, lambda folder: check_start(tiny(), folder)):
+    with pytest.raises(ValueError, match=r"has format 1, this version reads 2: use the version"):
+      read(tmp_path)

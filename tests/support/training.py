@@ -1,0 +1,87 @@
+"""A tiny run that every test of the training system shares, here and in other processes."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+from deltanet_jax.config import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
+from deltanet_jax.data import CorpusTask
+from deltanet_jax.eval import Validation
+from deltanet_jax.models import preset
+from deltanet_jax.train import train
+
+ROOT = pathlib.Path(__file__).parents[2]
+silent = functools.partial(train, say=lambda _: None)
+
+
+def tiny(**changes) -> TrainConfig:
+  """Twelve updates of a model with two layers."""
+  cfg = TrainConfig(
+    model=preset("deltanet-tiny", vocab=260, depth=2, width=32, mlp_multiple=32),
+    data=DataConfig(length=32, batch=8),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_tokens=3 * 256),
+    checkpoint=CheckpointConfig(every=4, keep=2),
+    tokens=12 * 256,
+    loss_chunk=16,
+    log_every=1,
+    eval_every=6,
+  )
+  return dataclasses.replace(cfg, **changes)
+
+
+def train_on(corpus, cfg, workdir, **options):
+  """Trains on a corpus with its own validation, without a word."""
+  task = CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
+  evaluators = [Validation(task, cfg.eval_batches)]
+  return silent(cfg, workdir, task, evaluators=evaluators, **options)
+
+
+def numbers(workdir) -> list[dict]:
+  """The metrics that must be the same in two runs; speeds are not."""
+  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return [
+    {name: x for name, x in row.items() if name not in ("tokens_per_second", "mfu")} for row in rows
+  ]
+
+
+def launch(words, devices=1, cache=None) -> subprocess.Popen:
+  """A Python process with so many simulated devices."""
+  env = os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
+  }
+  if cache:
+    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  return subprocess.Popen(
+    [sys.executable, *words],
+    cwd=ROOT,
+    env=env,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def finish(process, code=0) -> str:
+  output, _ = process.communicate(timeout=500)
+  assert process.returncode == code, output
+  return output
+
+
+def train_words(corpus, workdir, *more) -> list[str]:
+  """The command line of the tiny run."""
+  config = "--config=tests/support/tiny_config.py"
+  words = ["-m", "experiments.train", config, f"--workdir={workdir}", *more]
+  return [*words, f"--config.data.corpus={corpus.train.folder}"]
+
+
+def free_address() -> str:
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    return f"--coordinator=localhost:{s.getsockname()[1]}"

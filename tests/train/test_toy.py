@@ -1,0 +1,158 @@
+"""A task that is no text and a mixer from elsewhere go through the same loop."""
+
+import itertools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.config import MixerConfig, ModelConfig, check_positive, settings
+from deltanet_jax.data import Task
+from deltanet_jax.eval import Validation
+from deltanet_jax.mixers import MIXERS, Mixer
+from deltanet_jax.mixers.parts import Linear
+from deltanet_jax.train import PreemptionError, load_trained, loop
+from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.step import make_trainer
+from tests.support.training import numbers, silent, tiny
+
+
+class Copying(Task):
+  """A row repeats a random half; only the second half counts."""
+
+  vocab = 16
+
+  def __init__(self, batch, length, seed=0):
+    self.shape, self.seed = (batch, length), seed
+
+  def identity(self):
+    return dict(task=f"copying of seed {self.seed}")
+
+  def batch(self, step, host, hosts):
+    (batch, length), rows = self.shape, self.shape[0] // hosts
+    half = np.random.default_rng((self.seed, step)).integers(0, 16, (batch, (length + 1) // 2 + 1))
+    tokens = np.concatenate([half, half], axis=1)[:, : length + 1].astype(np.int32)
+    tokens = tokens[host * rows : (host + 1) * rows]
+    mask = np.broadcast_to(np.arange(length) >= length // 2, (rows, length))
+    ids = np.ones((rows, length), np.int32)
+    return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
+
+  def validation(self, host, hosts):
+    return (self.batch(10**6 + i, host, hosts) for i in range(2))
+
+
+def norm_of_weights(evaluated):
+  """A toy evaluator: a number of its own, and one that knows the step."""
+  yield "weight_norm", float(sum(jnp.sum(w * w) for w in evaluated.weights.values()))
+  yield "vocabulary", evaluated.model(jnp.zeros((1, 3), jnp.int32)).shape[-1] + evaluated.step
+
+
+def run(cfg, workdir):
+  task = Copying(cfg.data.batch, cfg.data.length, cfg.seed)
+  return silent(cfg, workdir, task, evaluators=[Validation(task), norm_of_weights])
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+  """The loop is told to stop after update 7, once."""
+  asked, told = loop._Stop.asked, iter([True])
+  monkeypatch.setattr(
+    loop._Stop, "asked", lambda self, step: (step == 7 and next(told, False)) or asked(self, step)
+  )
+
+
+def final_state(cfg, workdir):
+  return Checkpoints(workdir, cfg.checkpoint).restore(make_trainer(cfg).state_shapes())
+
+
+def test_a_task_that_is_no_text_stops_and_goes_on_bit_for_bit(tmp_path, stopped):
+  cfg = tiny()
+  with pytest.raises(PreemptionError, match="after step 7"):
+    run(cfg, tmp_path / "stopped")
+  results = run(cfg, tmp_path / "stopped")
+  assert results == run(cfg, tmp_path / "whole")
+  assert results["vocabulary"] == 260 + 12 and 0 <= results["validation_accuracy"] <= 1
+  assert "validation_bits_per_byte" not in results
+  assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+  states = (final_state(cfg, tmp_path / name) for name in ("stopped", "whole"))
+  (state, meta), (expected, expected_meta) = states
+  assert meta == expected_meta
+  jax.tree.map(np.testing.assert_array_equal, state, expected)
+  # A reader finds the model, and that there is no tokenizer.
+  assert load_trained(tmp_path / "whole").tokenizer is None
+
+
+def test_another_task_is_refused(tmp_path):
+  run(tiny(tokens=256), tmp_path / "run")
+  other = Copying(8, 32, seed=1)
+  with pytest.raises(ValueError, match="started with another task"):
+    silent(tiny(tokens=256), tmp_path / "run", other)
+  with pytest.raises(ValueError, match=r"batches are \(4, 32\), expected .* \(8, 32\)"):
+    silent(tiny(), tmp_path / "new", Copying(4, 32))
+  assert not (tmp_path / "new").exists()
+
+
+# From here on: all that a mixer of one's own takes, its settings, its class and one line.
+@settings
+class AverageConfig(MixerConfig):
+  kind: ClassVar[str] = "average"
+
+  memory: float = 0.9  # of the past
+
+  def validate(self):
+    check_positive(self, "memory")
+
+
+class Average(Mixer):
+  """S_t = m S_{t-1} + (1 - m) x_t W, y_t = S_t."""
+
+  Config = AverageConfig
+  recurrence = "S_t = m S_{t-1} + (1 - m) v_t"
+  readout = "o_t = S_t"
+
+  def __init__(self, cfg, width, *, eps=1e-6, std=0.02, rngs):
+    self.cfg, self.width = cfg, width
+    self.into = Linear((width, width), ("embed", "heads"), std=std, rngs=rngs)
+
+  def init_state(self, batch, max_length, dtype):
+    return dict(S=jnp.zeros((batch, self.width), dtype))
+
+  def recurrent_state(self):
+    return self.width
+
+  def flops(self, length):
+    return 3 * self.width
+
+  def mix(self, x, segment_ids, state):
+    del segment_ids  # this toy forgets soon enough
+    m = self.cfg.memory
+    step = lambda S, v: (m * S + (1 - m) * v,) * 2
+    S = jnp.zeros((x.shape[0], self.width), x.dtype) if state is None else state["S"]
+    S, y = jax.lax.scan(step, S, jnp.moveaxis(self.into(x), 1, 0))
+    return jnp.moveaxis(y, 0, 1), None if state is None else dict(S=S)
+
+
+def test_a_mixer_is_one_file_and_one_line(tmp_path, monkeypatch):
+  monkeypatch.setitem(MIXERS, "average", Average)  # the line
+  cfg = tiny(tokens=40 * 256, eval_every=40)
+  cfg.model = ModelConfig(
+    vocab=16,
+    width=32,
+    depth=2,
+    mlp_multiple=32,
+    mixers={"slow": AverageConfig(memory=0.99), "fast": AverageConfig(memory=0.1)},
+    pattern=("slow", "fast"),
+  )
+  run(cfg, tmp_path / "run")
+  losses = [row["loss"] for row in numbers(tmp_path / "run") if "loss" in row]
+  assert np.mean(losses[-5:]) < np.mean(losses[:5])
+  # Its settings, cost and weights are found again by name, here and by whoever reads the run.
+  trained = load_trained(tmp_path / "run")
+  assert trained.config == cfg
+  tokens = jnp.asarray([[3, 1, 2]], jnp.int32)
+  state = trained.model.init_state(1, 3)
+  for t, want in itertools.islice(enumerate(trained.model(tokens)[0]), 3):
+    logits, state = trained.model.step(tokens[:, t], state)
+    np.testing.assert_allclose(logits[0], want, atol=1e-5)

@@ -1,0 +1,24 @@
+"""What a model says of its weights before they exist."""
+
+from deltanet_jax.models import preset
+from deltanet_jax.sharding import RULES
+from deltanet_jax.train.weights import skeleton
+
+
+def test_every_weight_names_its_axes():
+  known = {*RULES, None}
+  for name in ("deltanet-sliding-tiny", "gla-conv-tiny", "mamba-tiny", "gated-deltanet-tiny"):
+    model = skeleton(preset(name))
+    assert model.axes.keys() == model.shapes.keys() == model.decays.keys()
+    for weight, names in model.axes.items():
+      assert len(names) == len(model.shapes[weight].shape) and set(names) <= known, weight
+      assert (names[0] == "layers") == weight.startswith("stacks."), weight
+
+
+def test_norms_biases_and_decay_rates_do_not_decay():
+  decays = {}
+  for name in ("deltanet-tiny", "gated-deltanet-tiny", "mamba-tiny", "gla-tiny"):
+    decays |= skeleton(preset(name)).decays
+  last = lambda wanted: {name.rsplit(".", 1)[-1] for name, yes in decays.items() if yes == wanted}
+  assert last(False) == {"scale", "bias", "A_log", "dt_bias", "D"}
+  assert last(True) == {"kernel", "embedding", "dt_kernel"}
