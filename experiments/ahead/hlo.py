@@ -1,6 +1,7 @@
 """What a compiled program does in one call, from its HLO text; loops count as often as they run.
 
-The compilers' own cost_analysis counts a loop once, and there is none for a GPU that is not here.
+The compilers' own cost_analysis omits kernels and counts a loop once, and there is none for a GPU
+that is not here.
 """
 
 import collections
@@ -9,10 +10,18 @@ import functools
 import math
 import re
 
-_BITS = dict(pred=8, s4=4, u4=4, s8=8, u8=8, bf16=16, f16=16, s16=16, u16=16) | dict.fromkeys(
-  ("f32", "s32", "u32"), 32
-)
-_BITS |= dict.fromkeys(("f64", "s64", "u64", "c64"), 64)
+_WIDTHS = {  # bits in memory: dtypes
+  2: "s2 u2",
+  4: "s4 u4 f4e2m1fn",
+  8: "pred s8 u8 f8e3m4 f8e4m3 f8e4m3b11fnuz f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz f8e8m0fnu",
+  16: "s16 u16 f16 bf16",
+  32: "s32 u32 f32",
+  64: "s64 u64 f64 c64",
+  128: "c128",
+}
+BITS = {dtype: bits for bits, dtypes in _WIDTHS.items() for dtype in dtypes.split()}
+_NO_ARRAYS = ("token", "opaque")
+_VMEM, _COUNTERS = 1, 2  # memory spaces of a TPU; the second holds semaphores
 _COLLECTIVES = (
   "all-gather",
   "all-reduce",
@@ -22,6 +31,47 @@ _COLLECTIVES = (
   "collective-broadcast",
 )
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call")
+# They move nothing: names for memory, or the end of a copy counted where it starts.
+_FREE = ("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "iota")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """One array of an HLO shape, `bf16[4,64]{1,0:T(8,128)(2,1)S(1)}`."""
+
+  dtype: str
+  dims: tuple[int, ...]
+  padded_dims: tuple[int, ...]  # to tiles, as a TPU's memory holds it
+  space: int
+
+  @property
+  def bytes(self) -> int:
+    return math.prod(self.dims) * BITS[self.dtype] // 8
+
+  @property
+  def padded_bytes(self) -> int:
+    return math.prod(self.padded_dims) * BITS[self.dtype] // 8
+
+
+def arrays(shape: str) -> list[Array]:
+  """The arrays of a shape, those of a tuple one by one; ValueError names an unknown dtype."""
+  found = []
+  for dtype, dims, order, layout in re.findall(
+    r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?", shape
+  ):
+    if dtype in _NO_ARRAYS:
+      continue
+    if dtype not in BITS:
+      raise ValueError(f"the HLO shape {shape} has a dtype of unknown width, {dtype!r}.")
+    dims = tuple(int(x) for x in dims.split(",") if x)
+    padded = list(dims)
+    if tile := re.match(r"T\(([\d,]+)\)", layout):
+      for axis, size in zip(order.split(","), reversed(tile[1].split(","))):
+        if axis:
+          padded[int(axis)] = -(-padded[int(axis)] // int(size)) * int(size)
+    space = re.search(r"S\((\d+)\)", layout)
+    found.append(Array(dtype, dims, tuple(padded), int(space[1]) if space else 0))
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +87,32 @@ class Instruction:
     found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
     return found and found[1]
 
+  @property
+  def kernel(self) -> str | None:
+    """The name of the kernel that this calls; of one not written in Pallas, its kind."""
+    if self.op != "custom-call":
+      return None
+    target = re.search(r'custom_call_target="([^"]*)"', self.rest)[1]
+    name = re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', self.rest)
+    return (name[1] if name else target) if target in _KERNELS else None
+
 
 Computation = dict[str, Instruction]
 
 
-def _arrays(shape):
-  """(dtype, dims) of every array in a shape; the counters of an asynchronous operation are none."""
-  for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape):
-    if dtype in _BITS and "S(2)" not in layout:
-      yield dtype, tuple(int(x) for x in dims.split(",") if x)
+@dataclasses.dataclass(frozen=True)
+class Move:
+  """An operation of a program, outside of loops, and what it moves to or from HBM."""
+
+  name: str
+  source: str  # the JAX operation it comes from
+  bytes: int
+  kernel: str | None
+  kernel_bytes: int  # of a kernel's operands and results, wherever they lie
 
 
 def _bytes(shape):
-  return sum(math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in _arrays(shape))
+  return sum(x.bytes for x in arrays(shape) if x.space != _COUNTERS)
 
 
 class Program:
@@ -140,22 +203,40 @@ class Program:
     flops = collections.Counter()
     for x, where, times in self.executed:
       if x.op in ("dot", "convolution"):
-        operands = [next(_arrays(self.computations[where][y].shape)) for y in x.operands]
+        operands = [arrays(self.computations[where][y].shape)[0] for y in x.operands]
         depth = (_dot_depth if x.op == "dot" else _convolution_depth)(x, operands)
-        dtype = max((dtype for dtype, _ in operands), key=_BITS.get)
-        (_, out), *_ = _arrays(x.shape)
-        flops[dtype] += round(2 * times * math.prod(out) * depth)
+        dtype = max((y.dtype for y in operands), key=BITS.get)
+        flops[dtype] += round(2 * times * math.prod(arrays(x.shape)[0].dims) * depth)
     return dict(flops)
 
   def kernels(self) -> dict[str, int]:
     """How often each kernel is called, by its name."""
     calls = collections.Counter()
     for x, _, times in self.executed:
-      target = re.search(r'custom_call_target="([^"]*)"', x.rest)
-      if x.op == "custom-call" and target[1] in _KERNELS:
-        name = re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', x.rest)
-        calls[name[1] if name else target[1]] += times
+      if x.kernel:
+        calls[x.kernel] += times
     return dict(calls)
+
+  def moves(self) -> list[Move]:
+    """All that the program's entry runs, in its order; what its loops do inside is not there."""
+    entry, found = self.computations[self.entry], []
+    for x in entry.values():
+      if x.op in _FREE or x.op.endswith("-done"):
+        continue
+      ends = arrays(x.shape)
+      if x.op.endswith("-start"):
+        # The whole source and the destination, in either order: the smaller of the two is moved.
+        ends = [y for y in ends if y.dims]
+        size = min(y.padded_bytes for y in ends) * sum(y.space != _VMEM for y in ends)
+      else:
+        # One buffer given twice is one buffer.
+        for name in dict.fromkeys(x.operands):
+          ends += arrays(entry[name].shape)
+        size = sum(y.padded_bytes for y in ends if y.space != _VMEM)
+      source = re.search(r'op_name="([^"]*)"', x.rest)
+      everywhere = sum(y.padded_bytes for y in ends) if x.kernel else 0
+      found.append(Move(x.name, source[1] if source else "", size, x.kernel, everywhere))
+    return found
 
 
 def _root(computation: Computation) -> Instruction:
@@ -171,7 +252,7 @@ def _constant(computation, name) -> int | None:
 
 def _dot_depth(dot, operands):
   axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.rest)[1]
-  return math.prod(operands[0][1][int(i)] for i in axes.split(",") if i)
+  return math.prod(operands[0].dims[int(i)] for i in axes.split(",") if i)
 
 
 def _convolution_depth(convolution, operands):
@@ -182,9 +263,9 @@ def _convolution_depth(convolution, operands):
   field = lambda name, default: (
     window[name].split("x") if name in window else [default] * len(sizes)
   )
-  depth = operands[1][1][rhs.index("i")]
+  depth = operands[1].dims[rhs.index("i")]
   for i, size in enumerate(sizes):
-    n = operands[0][1][lhs.index(str(i))]
+    n = operands[0].dims[lhs.index(str(i))]
     low, high = (int(x) for x in field("pad", "0_0")[i].split("_"))
     stride, dilate, spread = (int(field(x, "1")[i]) for x in ("stride", "rhs_dilate", "lhs_dilate"))
     padded = low + (n - 1) * spread + 1 + high

@@ -1,13 +1,19 @@
-"""How exact a kernel is with every precision of its inverse: interpreted, against float64."""
+"""How exact a kernel is with every precision of its inverse: interpreted, against float64.
+
+python -m experiments.ahead.kernel_errors      # two minutes
+"""
 
 import functools
+import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
-from deltanet_jax.ops import delta_rule
+from deltanet_jax.ops import delta_rule, numerics
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from experiments.lib import app, records
+from experiments.lib.tables import table
 
 PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 # Tokens per chunk, the kernels' own for float32; substitution over 128 rows compiles for minutes.
@@ -27,46 +33,52 @@ def inputs(keys: str) -> dict[str, np.ndarray]:
   return {name: np.asarray(y, np.float32) for name, y in x.items()}
 
 
-def outputs(x: dict[str, np.ndarray], dtype: str, **options) -> dict[str, np.ndarray]:
-  """o, S and every gradient for random cotangents."""
-  rng = np.random.default_rng(1)
-  cotangents = tuple(jnp.asarray(rng.standard_normal(x[n].shape), dtype) for n in ("v", "S0"))
-
-  @jax.jit
-  def run(x):
-    (o, S), pull = jax.vjp(lambda x: delta_rule(**x, **options), x)
-    (grads,) = pull(cotangents)
-    return dict(o=o, S=S, **{f"d{name}": y for name, y in grads.items()})
-
-  return jax.tree.map(np.asarray, run({name: jnp.asarray(y, dtype) for name, y in x.items()}))
-
-
 def cases() -> list[dict]:
   """Every kernel with every precision and kind of keys."""
   return [
-    dict(kernel=kernel, inverse_precision=precision, keys=keys)
+    dict(kernel=kernel, keys=keys, inverse_precision=precision)
     for kernel in CHUNKS
-    for precision in PRECISIONS
     for keys in KEYS
+    for precision in PRECISIONS
   ]
 
 
-def measure(case: dict) -> dict:
-  """The case with its largest relative RMS error, and of what."""
-  with jax.enable_x64(True):
-    return case | _worst(**case)
+def _outputs(x, dtype, **options):
+  """o, S and every gradient for random cotangents."""
+  rule = functools.partial(delta_rule, **options)
+  x = numerics.cast(x, dtype)
+  return numerics.with_gradients(rule)(x, numerics.random_cotangents(rule, x))
 
 
 @functools.cache
 def _truth(keys):
-  return outputs(inputs(keys), "float64", implementation="recurrent")
+  return _outputs(inputs(keys), "float64", implementation="recurrent")
 
 
-def _worst(kernel, inverse_precision, keys):
+def measure(kernel: str, keys: str, inverse_precision: str) -> dict:
+  """The largest relative RMS error of the case, and of what."""
   chunk = SUBSTITUTION_CHUNK if inverse_precision == "substitution" else CHUNKS[kernel]
   how = dict(implementation=kernel, inverse_precision=inverse_precision, interpret=True)
-  got, want = outputs(inputs(keys), "float32", chunk=chunk, **how), _truth(keys)
-  size = lambda y: np.sqrt(np.mean(np.square(y)))
-  errors = {name: float(size(got[name] - want[name]) / size(want[name])) for name in want}
+  with jax.enable_x64(True):
+    got, want = _outputs(inputs(keys), "float32", chunk=chunk, **how), _truth(keys)
+  errors = {name: numerics.rel_rms(got[name], want[name]) for name in want}
   worst = max(errors, key=errors.get)
   return dict(chunk=chunk, error=errors[worst], of=worst)
+
+
+def main():
+  jax.config.update("jax_platforms", "cpu")
+  out = records.open("kernel_errors")
+  lines = []
+  for case in tqdm([x for x in cases() if not out.has(x)], unit="case"):
+    start = time.perf_counter()
+    figures = measure(**case)
+    out.write(case, figures, time.perf_counter() - start)
+    lines.append([*case.values(), str(figures["chunk"]), f"{figures['error']:.1e}", figures["of"]])
+  if lines:
+    print(table(["kernel", "keys", "precision", "chunk", "largest error", "of"], lines))
+  print(f"all rows: {out.path}")
+
+
+if __name__ == "__main__":
+  app.run(main)

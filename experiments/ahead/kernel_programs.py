@@ -8,8 +8,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from experiments import ahead_of_time as aot
-from experiments.hlo_bytes import hbm_bytes
+from deltanet_jax.chips import CHIPS
+from experiments.ahead import targets
+from experiments.ahead.hlo import Program as Hlo
+from experiments.ahead.resources import gpu_resources, tpu_resources
+from experiments.ahead.worker import compile_function
 
 # A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
 BATCH, LENGTH, HEADS, SEQUENCES = 16, 2048, 16, 128
@@ -21,7 +24,7 @@ PROGRAMS = {
     "backward": ("delta_rule_bwd",),
     "step": ("delta_rule_step",),
   },
-  "cuda": {
+  "gpu": {
     "forward": ("delta_rule_intra", "delta_rule_fwd"),
     "backward": (
       "delta_rule_scores", "delta_rule_states", "delta_rule_dstates", "delta_rule_grads",
@@ -32,7 +35,7 @@ PROGRAMS = {
     "step": ("delta_rule_step",),
   },
 }  # fmt: skip
-CHUNKS = {"tpu": 128, "cuda": 64}  # what the kernels take unless told otherwise
+CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Case:
     chunk = self.chunk
     if self.program == "step":
       chunk = None
-    elif aot.TARGETS[target].platform == "cuda":
+    elif CHIPS[target].platform == "gpu":
       from pallas_kernels.delta_rule import triton_gpu
 
       chunk = triton_gpu.clamp_chunk(chunk, self.dtype)
@@ -143,7 +146,7 @@ def _ut(case, capability):
 
 def build(target: str, case: Case) -> Program:
   """The program of a case, for jit."""
-  if aot.TARGETS[target].platform == "tpu":
+  if CHIPS[target].platform == "tpu":
     from pallas_kernels.delta_rule import mosaic_tpu, mosaic_tpu_step
 
     rule, step = mosaic_tpu.delta_rule_tpu, mosaic_tpu_step.delta_rule_step_tpu
@@ -152,43 +155,54 @@ def build(target: str, case: Case) -> Program:
 
     rule, step = triton_gpu.delta_rule_gpu, triton_gpu_step.delta_rule_step_gpu
   if case.program.startswith("UT"):
-    return _ut(case, aot.TARGETS[target].capability)
+    return _ut(case, 10 * CHIPS[target].nvidia.major)
   return _step(step, case) if case.program == "step" else _sequence(rule, case)
 
 
-def measure(target: str, case: Case) -> list[dict]:
-  """One row per kernel of the case; to be called in a Worker for the target."""
-  platform = aot.TARGETS[target].platform
-  row = dict(target=target, **dataclasses.asdict(case))
-  kernels = PROGRAMS[platform][case.program]
+def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
+  """Key and figures of each kernel of the case; to be called in a Worker for the target."""
+  platform = CHIPS[target].platform
   try:
     program = build(target, case)
-    compiled = aot.compile_for(target, program.run, program.args, program.donate)
+    machine = targets.one(target)
+    compiled = compile_function(machine, program.run, program.args, program.donate)
   except Exception as error:  # whatever a compiler raises is the result
     return failures(target, case, error)
-  moved, total = hbm_bytes(compiled.hlo)
+  moves = Hlo(compiled.hlo).moves()
+  moved = {move.kernel: move.kernel_bytes for move in moves if move.kernel}
+  total = sum(move.bytes for move in moves)
   rows = []
-  for kernel in kernels:
+  for key in keys(target, case):
+    kernel = key["kernel"]
     if platform == "tpu":
-      found = aot.tpu_resources(compiled, kernel)
+      found = tpu_resources(compiled, kernel)
       steps = math.prod(compiled.grids[kernel])
       found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
     else:
-      found = aot.gpu_resources(compiled, kernel)
-    size = moved[kernel if kernel in moved else "jax_triton"]
-    rows.append(
-      row
-      | dict(kernel=kernel, compiles=True, error=None, **found)
-      | dict(bytes=size, minimum_bytes=program.minimum, bytes_over_minimum=size / program.minimum)
-      | dict(program_bytes_over_minimum=total / program.minimum)
-      | dict(compile_seconds=compiled.seconds, compile_cpu_seconds=compiled.cpu_seconds)
+      found = gpu_resources(compiled, kernel)
+    size = moved[kernel if kernel in moved else "triton_kernel_call"]
+    figures = dict(
+      compiles=True,
+      error=None,
+      **found,
+      bytes=size,
+      minimum_bytes=program.minimum,
+      bytes_over_minimum=size / program.minimum,
+      program_bytes_over_minimum=total / program.minimum,
+      compile_seconds=compiled.lower_seconds.wall + compiled.compile_seconds.wall,
+      compile_cpu_seconds=compiled.lower_seconds.cpu + compiled.compile_seconds.cpu,
     )
+    rows.append((key, figures))
   return rows
 
 
-def failures(target: str, case: Case, error: Exception) -> list[dict]:
-  """The rows of a program that did not compile."""
+def failures(target: str, case: Case, error: Exception) -> list[tuple[dict, dict]]:
+  """The same of a program that did not compile."""
   first = (str(error).strip() or type(error).__name__).splitlines()[0]
-  row = dict(target=target, **dataclasses.asdict(case), compiles=False, error=first)
-  kernels = PROGRAMS[aot.TARGETS[target].platform][case.program]
-  return [row | dict(kernel=kernel) for kernel in kernels]
+  return [(key, dict(compiles=False, error=first)) for key in keys(target, case)]
+
+
+def keys(target: str, case: Case) -> list[dict]:
+  """What names each kernel of the case."""
+  kernels = PROGRAMS[CHIPS[target].platform][case.program]
+  return [dict(target=target, **dataclasses.asdict(case), kernel=kernel) for kernel in kernels]

@@ -1,27 +1,29 @@
 """What the real compilers make of every kernel, for chips that are not here: counts, not timings.
 
 Bundles per token and head, bytes of VMEM (TPU); registers, bytes of shared memory (GPU); bytes that
-registers spill (on TPU into VMEM); HBM bytes of a kernel and of the whole program around it, over
+registers spill (on TPU into VMEM); HBM traffic of a kernel and of the whole program around it, over
 the least that its pass must move; CPU seconds to compile.
 Needs `pip install -e .[aot]`. Head size 128 alone, on five targets, took ten minutes on two cores.
 
-  python -m experiments.kernel_report --target=v5e --target=h100 --errors
-  python -m experiments.kernel_report --target=v6e --head_size=128 --dtype=bfloat16 --chunk=64
+  python -m experiments.ahead.kernel_report --target=v5e --target=h100
+  python -m experiments.ahead.kernel_report --target=v6e --head_size=128 --dtype=bfloat16 --chunk=64
 """
 
 import itertools
-import json
-import pathlib
+import time
 
 import jax
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
-from experiments import ahead_of_time as aot
-from experiments import kernel_errors, kernel_programs, kernel_tables, provenance
+from deltanet_jax.chips import CHIPS
+from experiments.ahead import kernel_programs, targets
+from experiments.ahead.worker import Worker
+from experiments.lib import app, records
+from experiments.lib.tables import table
 
 _TARGETS = flags.DEFINE_multi_enum(
-  "target", list(aot.TARGETS), list(aot.TARGETS), "Chip; repeat the flag for several."
+  "target", list(targets.TARGETS), list(targets.TARGETS), "Chip; repeat the flag for several."
 )
 _PROGRAMS = flags.DEFINE_multi_enum(
   "program", None, sorted({name for x in kernel_programs.PROGRAMS.values() for name in x}),
@@ -35,35 +37,13 @@ _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
   "inputs", ["plain", "full"], ["plain", "full"],
-  "plain: q, k, v, beta; full: with g, S0 and segments.",
+  "plain: q, k, v, beta; full: with g, S0 and documents.",
 )  # fmt: skip
-_ERRORS = flags.DEFINE_bool(
-  "errors", False, "Also the error of every precision of the inverse, interpreted here; 2 minutes."
-)
-_OUT = flags.DEFINE_string("out", "results/kernel_report", "Folder for JSON lines and tables.")
-
-_COLUMNS = {
-  "program": ("program", str),
-  "kernel": ("kernel", str),
-  "dtype": ("dtype", str),
-  "dk": ("head_size", str),
-  "dv": ("value_size", str),
-  "chunk": ("chunk", str),
-  "inputs": ("inputs", str),
-  "bundles": ("bundles_per_token_head", "{:.2f}".format),
-  "registers": ("registers", str),
-  "spilled": ("spill_bytes", str),
-  "shared": ("shared_bytes", str),
-  "VMEM": ("vmem_bytes", str),
-  "bytes/min": ("bytes_over_minimum", "{:.2f}".format),
-  "program/min": ("program_bytes_over_minimum", "{:.2f}".format),
-  "cpu s": ("compile_cpu_seconds", "{:.1f}".format),
-}
 
 
 def cases(target: str) -> list[kernel_programs.Case]:
   """Every program at every shape asked for."""
-  platform = aot.TARGETS[target].platform
+  platform = CHIPS[target].platform
   axes = itertools.product(
     [x for x in kernel_programs.PROGRAMS[platform] if x in (_PROGRAMS.value or [x])],
     _DTYPES.value,
@@ -76,59 +56,60 @@ def cases(target: str) -> list[kernel_programs.Case]:
   return list(dict.fromkeys(case.normal(target) for case in cases))
 
 
-def measure(targets: list[str]):
-  """Yields the rows of every program as soon as it is compiled."""
-  with tqdm(total=sum(len(cases(x)) for x in targets), unit="program") as bar:
-    for target in targets:
-      with aot.Worker(target) as worker:
-        for case in cases(target):
+def measure(wanted: dict[str, list[kernel_programs.Case]], out: records.Records) -> list[tuple]:
+  """Writes the rows of every program as soon as it is compiled; all keys and figures."""
+  rows = []
+  with tqdm(total=sum(map(len, wanted.values())), unit="program") as bar:
+    for target, cases in wanted.items():
+      with Worker(targets.one(target), dump=True) as worker:
+        for case in cases:
           size = f"{case.dtype} {case.head_size} x {case.value_size} {case.inputs}"
           bar.set_description(f"{target} {case.program} {size}")
+          start = time.perf_counter()
           try:
-            yield worker.call(kernel_programs.measure, target, case)
+            found = worker.call(kernel_programs.measure, target, case)
           except RuntimeError as error:
-            yield kernel_programs.failures(target, case, error)
+            found = kernel_programs.failures(target, case, error)
+          for key, figures in found:
+            out.write(key, figures, time.perf_counter() - start)
+          rows += found
           bar.update()
+  return rows
 
 
-def markdown(target: str, rows: list[dict]) -> str:
-  """A table of one target; a kernel that does not compile shows the error instead."""
-  rows = [row for row in rows if row["target"] == target]
-  columns = {x: y for x, y in _COLUMNS.items() if any(y[0] in row for row in rows)}
-  lines = [list(columns), ["---"] * len(columns)]
-  for row in rows:
-    cells = [show(row[key]) if row.get(key) is not None else "" for key, show in columns.values()]
-    lines.append(cells if row["compiles"] else [*cells[:7], row["error"]])
-  return f"### {target}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def show(rows: list[tuple[dict, dict]]) -> str:
+  """A line per kernel; one that does not compile shows the error instead."""
+  header = ["kernel", "dtype", "head size", "chunk", "inputs", "on chip", "HBM / minimum", "CPU s"]
+  lines = []
+  for key, x in rows:
+    sizes = f"{key['head_size']} x {key['value_size']}"
+    cells = [f"{key['target']} {key['program']}: {key['kernel']}", key["dtype"], sizes]
+    cells += [str(key["chunk"] or ""), key["inputs"]]
+    if not x["compiles"]:
+      lines.append([*cells, x["error"], "", ""])
+      continue
+    if "bundles" in x:
+      taken = f"{x['bundles_per_token_head']:.2f} bundles, {x['vmem_bytes'] / 2**20:.1f} MiB VMEM"
+    else:
+      taken = f"{x['registers']} registers, {x['shared_bytes'] // 1024} KiB shared"
+    taken += f", {x['spill_bytes']} B spilled"
+    cells += [taken, f"{x['bytes_over_minimum']:.2f}", f"{x['compile_cpu_seconds']:.1f}"]
+    lines.append(cells)
+  return table(header, lines)
 
 
-def measure_errors():
-  for case in tqdm(kernel_errors.cases(), unit="case", desc="errors"):
-    yield kernel_errors.measure(case)
-
-
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  problems = [x for x in map(aot.missing, dict.fromkeys(_TARGETS.value)) if x]
-  if problems:
-    raise SystemExit("\n".join(problems))
+def main():
+  chosen = list(dict.fromkeys(_TARGETS.value))
+  targets.check_installed([CHIPS[x].platform for x in chosen])
   jax.config.update("jax_platforms", "cpu")
-  out = pathlib.Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  began, targets, rows = provenance.describe(), list(dict.fromkeys(_TARGETS.value)), []
-  # Line by line: a long report that is stopped keeps what it has.
-  with open(out / "kernels.jsonl", "w", buffering=1) as lines:
-    for found in measure(targets):
-      rows += [row | began for row in found]
-      lines.writelines(json.dumps(row) + "\n" for row in rows[-len(found) :])
-    errors = [row | began for row in (measure_errors() if _ERRORS.value else ())]
-    lines.writelines(json.dumps(row) + "\n" for row in errors)
-  tables = [markdown(x, rows) for x in targets] + [kernel_tables.error_table(errors)] * bool(errors)
-  (out / "kernels.md").write_text("\n".join(tables))
-  print((out / "kernels.md").read_text())
-  failed = sum(not row["compiles"] for row in rows)
-  print(f"{len(rows)} kernels, {failed} did not compile; wrote {out}/kernels.jsonl and kernels.md")
+  out = records.open("kernel_report")
+  missing = lambda target, case: not all(map(out.has, kernel_programs.keys(target, case)))
+  wanted = {x: [case for case in cases(x) if missing(x, case)] for x in chosen}
+  rows = measure(wanted, out)
+  failed = sum(not figures["compiles"] for _, figures in rows)
+  if rows:
+    print(show(rows))
+  print(f"{len(rows)} kernels compiled now, {failed} of them did not; all rows: {out.path}")
 
 
 if __name__ == "__main__":
