@@ -2,18 +2,22 @@
 
 By default the shipped novels are prepared in a temporary folder; --corpus reads a prepared one.
 
-  python -m experiments.data_speed
-  python -m experiments.data_speed --corpus=FOLDER --length=2048 --batch=32 --workers=0 --workers=4
+  python -m experiments.bench.data_speed
+  python -m experiments.bench.data_speed --corpus=FOLDER --length=2048 --batch=32 --workers=4
 """
 
 import itertools
+import pathlib
 import tempfile
 import time
 
-from absl import app, flags
+from absl import flags
+from tqdm import tqdm
 
 from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus, training_batches
 from deltanet_jax.data.prepare import prepare
+from experiments.lib import app, records
+from experiments.lib.tables import table
 
 _CORPUS = flags.DEFINE_string("corpus", None, "Folder that experiments.prepare_data has written.")
 _LENGTHS = flags.DEFINE_multi_integer("length", [512, 2048], "Tokens of a row; repeatable.")
@@ -40,17 +44,27 @@ def tokens_per_second(split, length: int, workers: int) -> float:
   return best
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
+def main():
+  out = records.open("data_speed")
+  corpus = pathlib.Path(_CORPUS.value).name if _CORPUS.value else "shipped"
+  keys = [
+    dict(corpus=corpus, batch=_BATCH.value, length=length, workers=workers)
+    for length, workers in itertools.product(_LENGTHS.value, _WORKERS.value)
+  ]
+  lines = []
   with tempfile.TemporaryDirectory() as folder:
     if not _CORPUS.value:
       prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
     split = open_corpus(_CORPUS.value or folder).train
-    print(f"{split.tokens} tokens in {len(split.info.shards)} shards, batch {_BATCH.value}")
-    for length, workers in itertools.product(_LENGTHS.value, _WORKERS.value):
-      speed = tokens_per_second(split, length, workers)
-      print(f"rows of {length:6}, {workers} workers: {speed / 1e6:6.2f} million tokens/s")
+    for key in tqdm([x for x in keys if not out.has(x)], unit="case"):
+      start = time.perf_counter()
+      speed = tokens_per_second(split, key["length"], key["workers"])
+      figures = dict(tokens_per_second=speed, corpus_tokens=split.tokens)
+      out.write(key, figures, time.perf_counter() - start)
+      lines.append([*map(str, key.values()), f"{speed / 1e6:.2f}"])
+  if lines:
+    print(table(["corpus", "rows", "length", "workers", "million tokens/s"], lines))
+  print(f"all rows: {out.path}")
 
 
 if __name__ == "__main__":

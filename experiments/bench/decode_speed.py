@@ -7,23 +7,23 @@ the compiled program that decodes as many tokens as the context takes beyond its
 tokens it returns; and how far a process rises above itself while it really decodes them (Linux,
 and only for models with a state that does not grow: the others would take hours).
 
-  python -m experiments.decode_speed                  # a few minutes on two cores
-  python -m experiments.plots.decode_speed results/decode_speed/decode_speed.jsonl figure.png
+  python -m experiments.bench.decode_speed            # a few minutes on two cores
 """
 
-import json
 import pathlib
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
+from tqdm import tqdm
 
 from deltanet_jax.generate import Sampling
 from deltanet_jax.generate.loop import Decoding, decode
 from deltanet_jax.models import build, preset
-from experiments import provenance
+from experiments.lib import app, records
+from experiments.lib.tables import table
 
 _PRESETS = flags.DEFINE_multi_string(
   "preset", ["deltanet-tiny", "transformer-tiny"], "Models to compare; repeat the flag."
@@ -35,8 +35,7 @@ _CONTEXTS = flags.DEFINE_multi_integer(
 )
 _TOKENS = flags.DEFINE_integer("tokens", 50, "Timed tokens.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 10, "Timed rounds; the best one counts.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "results/decode_speed", "Folder for JSON lines.")
+_ROUNDS = flags.DEFINE_integer("rounds", 10, "Timed rounds; the best one counts.", lower_bound=1)
 
 _NO_STOPS = np.zeros((0,), np.int32)
 _PIECE = 500  # context tokens read at once: attention's scores are a piece by the whole cache
@@ -45,8 +44,8 @@ _PIECE = 500  # context tokens read at once: attention's scores are a piece by t
 class Candidate:
   """One model that has read one context, ready to be timed."""
 
-  def __init__(self, name, model, context):
-    self.name, self.model, self.context = name, model, context
+  def __init__(self, model, context):
+    self.model = model
     loop = _loop(
       model, jax.eval_shape(lambda model: _after(model, 0, room=context), model), context
     )
@@ -67,14 +66,8 @@ class Candidate:
     jax.block_until_ready(self.run(self.model, now, _NO_STOPS))
     self.seconds.append(time.perf_counter() - start)
 
-  def row(self):
+  def figures(self):
     return dict(
-      preset=self.name,
-      width=_WIDTH.value,
-      depth=_DEPTH.value,
-      batch=_BATCH.value,
-      context=self.context,
-      tokens=_TOKENS.value,
       tokens_per_second=_BATCH.value * _TOKENS.value / min(self.seconds),
       seconds=self.seconds,
       state_bytes=self.state_bytes,
@@ -125,34 +118,42 @@ def _resident(name):
   return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def main(_):
+def show(rows: list[tuple[dict, dict]]) -> str:
+  header = ["preset", "context", "tokens/s", "ratio", "state bytes", "program", "process"]
+  first = {key["preset"]: figures["tokens_per_second"] for key, figures in reversed(rows)}
+  lines = []
+  for key, x in rows:
+    ratio = x["tokens_per_second"] / first[key["preset"]]
+    process = "-" if x["process_bytes"] is None else f"{x['process_bytes']:,}"
+    cells = [key["preset"], f"{key['context']:,}", f"{x['tokens_per_second']:.0f}", f"{ratio:.2f}"]
+    lines.append([*cells, f"{x['state_bytes']:,}", f"{x['program_bytes']:,}", process])
+  return table(header, lines)
+
+
+def main():
+  out = records.open("decode_speed")
   shape = dict(width=_WIDTH.value, depth=_DEPTH.value)
+  rest = dict(batch=_BATCH.value, tokens=_TOKENS.value)
+  keys = [
+    dict(preset=name, **shape, **rest, context=context)
+    for name in _PRESETS.value
+    for context in _CONTEXTS.value
+  ]
+  if all(map(out.has, keys)):
+    print(f"{out.path} has all rows from this commit; --again measures them anew")
+    return
   models = {name: build(preset(name, **shape)) for name in _PRESETS.value}
   candidates = [
-    Candidate(name, model, context) for name, model in models.items() for context in _CONTEXTS.value
+    Candidate(models[key["preset"]], key["context"]) for key in tqdm(keys, desc="reading contexts")
   ]
-  for _ in range(_REPEATS.value):
+  for _ in tqdm(range(_ROUNDS.value), unit="round", desc="decoding"):
     for candidate in candidates:
       candidate.time()
-  rows = [candidate.row() for candidate in candidates]
-  where = provenance.describe()
-  folder = pathlib.Path(_OUT.value)
-  folder.mkdir(parents=True, exist_ok=True)
-  with (folder / "decode_speed.jsonl").open("w") as file:
-    for row in rows:
-      file.write(json.dumps(row | where) + "\n")
-  first = {row["preset"]: row for row in reversed(rows)}
-  print(
-    f"{'preset':22}{'context':>9}{'tokens/s':>10}{'ratio':>7}{'state bytes':>14}"
-    f"{'program bytes':>15}{'process bytes':>15}"
-  )
-  for row in rows:
-    ratio = row["tokens_per_second"] / first[row["preset"]]["tokens_per_second"]
-    process = "-" if row["process_bytes"] is None else f"{row['process_bytes']:,}"
-    print(
-      f"{row['preset']:22}{row['context']:>9}{row['tokens_per_second']:>10.0f}{ratio:>7.2f}"
-      f"{row['state_bytes']:>14,}{row['program_bytes']:>15,}{process:>15}"
-    )
+  rows = [(key, candidate.figures()) for key, candidate in zip(keys, candidates)]
+  for key, figures in rows:
+    out.write(key, figures)
+  print(show(rows))
+  print(f"all rows: {out.path}; figures: python -m experiments.plots")
 
 
 if __name__ == "__main__":

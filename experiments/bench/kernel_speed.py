@@ -1,177 +1,231 @@
-"""The paper's speed figure on this machine: recurrent against chunkwise, forward and backward.
+"""The delta rule's forms against each other on this machine, forward and backward.
 
-Each shape is checked first (chunkwise equals recurrent), then all forms are timed in turn, so that
-a ratio compares runs of the same minute. Writes JSON lines and a PNG beside the paper's curve.
+Each shape is checked first against the recurrence, then all forms are timed in turn, so that a
+ratio compares runs of the same minute. Three curves:
 
-  python -m experiments.kernel_speed
-  python -m experiments.kernel_speed --heads=4 --length=2048 --head_size=128 --autodiff
+  length        the paper's speed figure: chunkwise over recurrent, forward and forward+backward
+  forward       the forward alone: what `implementation=None` takes, beside both forms
+  batch_heads   cost per token and head, forward+backward, while batch times heads grows
+
+  python -m experiments.bench.kernel_speed
+  python -m experiments.bench.kernel_speed --curve=length --shape=d64_L2048 --shape=d128_L2048
+  python -m experiments.bench.kernel_speed --curve=batch_heads --rounds=10
 """
 
 import dataclasses
-import itertools
-import json
-import pathlib
+import functools
+import os
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
-from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule import chunkwise
+from deltanet_jax.ops import delta_rule, numerics
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from experiments import provenance
-from experiments.plots import kernel_speed as plot
+from experiments.bench.shapes import CURVES
+from experiments.bench.timing import best_seconds
+from experiments.lib import app, records
+from experiments.lib.tables import table
 
-_LENGTHS = flags.DEFINE_multi_integer(
-  "length", [512, 1024, 2048, 4096, 8192], "Sequence length; repeat the flag for several."
-)
-_HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size dk = dv.")
-_CHUNKS = flags.DEFINE_multi_integer(
-  "chunk", [0], "Chunk size of the chunkwise form; 0 is its default. Repeat for several."
-)
-_BATCH = flags.DEFINE_integer("batch", 1, "Sequences.", lower_bound=1)
-_HEADS = flags.DEFINE_integer("heads", 2, "Heads.", lower_bound=1)
+_CURVES = flags.DEFINE_multi_enum("curve", list(CURVES), list(CURVES), "Curve; repeat for several.")
+_SHAPES = flags.DEFINE_multi_enum(
+  "shape", None, sorted(CURVES["length"] | CURVES["forward"]),
+  "Only shapes of this name, of `length` and `forward`; repeat the flag for several.",
+)  # fmt: skip
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Dtype of the inputs.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed rounds; the best one counts.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds; the best one counts.", lower_bound=1)
 _BUDGET = flags.DEFINE_float(
   "budget", 5.0, "Seconds of timing per shape after which no further round is begun; 0: no limit."
 )
-_AUTODIFF = flags.DEFINE_bool(
-  "autodiff", False, "Also time plain autodiff of the chunkwise forward, without its own backward."
-)
-_OUT = flags.DEFINE_string("out", "results/kernel_speed", "Folder for JSON lines and figure.")
 
 # Relative RMS by which a form may differ from the recurrence before anything is timed.
 _AGREE = {"float32": 1e-5, "bfloat16": 1.5e-2}
+# Forms and directions of a curve; "default" is implementation=None.
+_FORMS = {
+  "length": [
+    (form, direction)
+    for form in ("recurrent", "chunkwise")
+    for direction in ("forward", "forward+backward")
+  ],
+  "forward": [(form, "forward") for form in ("recurrent", "chunkwise", "default")],
+  "batch_heads": [("default", "forward+backward")],
+}
+
+
+class TooLargeError(Exception):
+  """A shape that does not fit this machine."""
+
+
+def rule_of(form: str):
+  return functools.partial(delta_rule, implementation=None if form == "default" else form)
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-  """One compiled function of one form."""
+class Problem:
+  """One form of one shape, compiled, with its inputs."""
 
-  form: str
-  direction: str
-  chunk: int | None
-  run: jax.stages.Compiled
+  key: dict
+  inputs: dict
+  cotangents: tuple
+  program: jax.stages.Compiled
 
-
-def compile_forms(inputs: dict, cotangents: tuple) -> list[Candidate]:
-  """Forward and forward+backward of every form asked for, the recurrence first."""
-  forms = [("recurrent", None, lambda **x: delta_rule(**x, implementation="recurrent"))]
-  for chunk in _CHUNKS.value:
-    own = lambda c=chunk or None, **x: delta_rule(**x, implementation="chunkwise", chunk=c)
-    forms.append(("chunkwise", chunk, own))
-    if _AUTODIFF.value:
-      plain = lambda c=chunk or None, **x: chunkwise.chunkwise(
-        **x, g=None, run=None, scale=1.0, chunk=c, autodiff=True
-      )
-      forms.append(("chunkwise, autodiff", chunk, plain))
-
-  candidates = []
-  for form, chunk, f in forms:
-    forward = jax.jit(lambda x, _, f=f: f(**x))
-    # The outputs are returned too: a backward alone would let XLA drop half of the forward.
-    both = jax.jit(
-      lambda x, ct, f=f: (lambda y, pull: (y, pull(ct)))(*jax.vjp(lambda x: f(**x), x))
-    )
-    for direction, call in (("forward", forward), ("forward+backward", both)):
-      compiled = call.lower(inputs, cotangents).compile()
-      candidates.append(Candidate(form, direction, chunk or None, compiled))
-  return candidates
+  def run(self) -> dict:
+    return self.program(self.inputs, self.cotangents)
 
 
-def check_agreement(outputs: dict[Candidate, object]):
-  """Stops with the name of the form that differs from the recurrence."""
-  truth = {c.direction: out for c, out in outputs.items() if c.form == "recurrent"}
-  for candidate, out in outputs.items():
-    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(truth[candidate.direction])):
-      x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-      error = np.sqrt(np.mean((x - y) ** 2) / np.mean(y**2))
-      if not error <= _AGREE[_DTYPE.value]:
-        raise AssertionError(
-          f"{candidate.form} {candidate.direction} differs from the recurrence by {error:.1e}."
-        )
+def key_of(curve: str, spec: Spec, form: str, direction: str) -> dict:
+  shape = dict(head_size=spec.dk, batch=spec.B, heads=spec.H, length=spec.L, dtype=_DTYPE.value)
+  return dict(curve=curve, **shape, direction=direction, form=form)
 
 
-def time_shape(spec: Spec) -> list[dict]:
-  """Best seconds of every form at one shape, in rounds over all of them."""
-  inputs = random_inputs(spec, dtype="float32")
-  cast = lambda name, x: jnp.asarray(x, "float32" if name == "S0" else _DTYPE.value)
-  inputs = {name: cast(name, x) for name, x in inputs.items()}
-  cotangents = (inputs["v"], inputs["S0"])
-  candidates = compile_forms(inputs, cotangents)
-  best = dict.fromkeys(candidates, float("inf"))
-  rounds, begun = 0, time.perf_counter()
-  while rounds < _REPEATS.value:
-    if rounds and _BUDGET.value and time.perf_counter() - begun > _BUDGET.value:
-      break
-    outputs = {}
-    for candidate in candidates:
-      # What ran before leaves caches and allocator in its own state, which a short run feels.
-      for _ in range(3 if best[candidate] < 1 else 1):
-        out = None  # a result that is kept would make the next run take fresh memory
-        start = time.perf_counter()
-        out = jax.block_until_ready(candidate.run(inputs, cotangents))
-        best[candidate] = min(best[candidate], time.perf_counter() - start)
-      if not rounds:
-        outputs[candidate] = jax.tree.map(np.asarray, out)
-      del out
-    if not rounds:
-      check_agreement(outputs)
-    rounds += 1
-  slow = {c.direction: t for c, t in best.items() if c.form == "recurrent"}
-  return [
-    dict(
-      form=c.form,
-      chunk=c.chunk,
-      direction=c.direction,
-      batch=spec.B,
-      heads=spec.H,
-      length=spec.L,
-      head_size=spec.dk,
-      dtype=_DTYPE.value,
-      seconds=seconds,
-      speedup=slow[c.direction] / seconds,
-      temporary_bytes=c.run.memory_analysis().temp_size_in_bytes,
+def _program(rule, direction):
+  """(inputs, cotangents) -> outputs, and with the backward gradients, by name."""
+  if direction == "forward+backward":
+    return numerics.with_gradients(rule)
+  return jax.jit(lambda inputs, _: dict(zip(("o", "S"), rule(**inputs))))
+
+
+def prepare(curve: str, spec: Spec) -> list[Problem]:
+  """Compiles all forms of a shape and checks each against the recurrence.
+
+  TooLargeError if one needs more memory than this machine has, ValueError if one is wrong.
+  """
+  inputs = numerics.cast(random_inputs(spec, dtype="float32"), _DTYPE.value)
+  cotangents = numerics.random_cotangents(rule_of("default"), inputs)
+  cotangents = tuple(jnp.asarray(x, "float32") for x in cotangents)
+  problems = []
+  for form, direction in _FORMS[curve]:
+    program = _program(rule_of(form), direction).lower(inputs, cotangents).compile()
+    problem = Problem(key_of(curve, spec, form, direction), inputs, cotangents, program)
+    needed = program.memory_analysis().temp_size_in_bytes
+    if needed > 0.8 * _memory():
+      raise TooLargeError(f"{form} {direction} needs {needed / 1e9:.1f} GB")
+    check(problem)
+    problems.append(problem)
+  return problems
+
+
+def check(problem: Problem):
+  """ValueError with the name of what differs from the recurrence.
+
+  Rows and heads are independent: the first and the last of them are computed again alone.
+  """
+  got = jax.tree.map(np.asarray, problem.run())
+  direction, dtype = problem.key["direction"], problem.key["dtype"]
+  truth = _program(rule_of("recurrent"), direction)
+  for row, head in ((0, 0), (-1, -1)):
+    rows = slice(row, row + 1 or None)
+    heads = slice(head, head + 1 or None)
+    # S0 and its gradient are [B H dk dv], everything else [B L H ...].
+    cut = lambda name, x: x[rows, heads] if name.endswith(("S", "S0")) else x[rows, :, heads]
+    inputs = {name: cut(name, x) for name, x in problem.inputs.items()}
+    cotangents = tuple(cut(name, x) for name, x in zip(("o", "S"), problem.cotangents))
+    for name, want in truth(inputs, cotangents).items():
+      error = numerics.rel_rms(cut(name, got[name]), want)
+      if not error <= _AGREE[dtype]:
+        what = " ".join(f"{x} {y}" for x, y in problem.key.items())
+        raise ValueError(f"{name} differs from the recurrence by {error:.1e}: {what}")
+
+
+def measure(problems: list[Problem], budget: float) -> dict[int, dict]:
+  """Times of all problems, in rounds over all of them."""
+  runs = {i: problem.run for i, problem in enumerate(problems)}
+  best, rounds = best_seconds(runs, _ROUNDS.value, budget)
+  figures = {}
+  for i, problem in enumerate(problems):
+    key, memory = problem.key, problem.program.memory_analysis()
+    per_token = best[i] / (key["batch"] * key["heads"] * key["length"])
+    figures[i] = dict(
+      seconds=best[i],
+      microseconds_per_token_and_head=1e6 * per_token,
+      temporary_bytes=memory.temp_size_in_bytes,
       rounds=rounds,
     )
-    for c, seconds in best.items()
+  return figures
+
+
+def forms(curve: str, spec: Spec) -> list[tuple[dict, dict]]:
+  """Keys and figures of all forms of one shape, with the speed-up over the recurrence."""
+  problems = prepare(curve, spec)
+  figures = measure(problems, _BUDGET.value)
+  recurrent = {
+    problem.key["direction"]: figures[i]["seconds"]
+    for i, problem in enumerate(problems)
+    if problem.key["form"] == "recurrent"
+  }
+  fastest = min(x["seconds"] for x in figures.values())
+  rows = []
+  for i, problem in enumerate(problems):
+    ratios = dict(speedup=recurrent[problem.key["direction"]] / figures[i]["seconds"])
+    if curve == "forward":
+      ratios["over_fastest"] = figures[i]["seconds"] / fastest
+    rows.append((problem.key, figures[i] | ratios))
+  return rows
+
+
+def together(curve: str, specs: list[Spec]) -> list[tuple[dict, dict]]:
+  """Keys and figures of all shapes, interleaved, with the cost over the cheapest of a head size."""
+  problems = [problem for spec in tqdm(specs, unit="shape") for problem in prepare(curve, spec)]
+  figures = measure(problems, _BUDGET.value * len(problems))
+  cost = lambda i: figures[i]["microseconds_per_token_and_head"]
+  size = lambda i: problems[i].key["head_size"]
+  cheapest = {d: min(cost(i) for i in figures if size(i) == d) for d in {size(i) for i in figures}}
+  return [
+    (problem.key, figures[i] | dict(over_cheapest=cost(i) / cheapest[size(i)]))
+    for i, problem in enumerate(problems)
   ]
 
 
-def print_table(rows: list[dict]):
-  """One line per shape and form: milliseconds, and the speed-up over the recurrence."""
-  print("\nmilliseconds, and speed-up over recurrent (the paper's GPU figure in the last column)")
-  header = ("head", "length", "form", "chunk", "forward", "fwd+bwd", "paper")
-  line = "{:>5} {:>7}  {:<20} {:>5} {:>18} {:>18} {:>6}".format
-  print(line(*header))
-  key = lambda r: (r["head_size"], r["length"], r["form"], r["chunk"])
-  for (size, length, form, chunk), pair in itertools.groupby(rows, key):
-    cells = [f"{1e3 * r['seconds']:9.1f} ({r['speedup']:5.1f}×)" for r in pair]
-    paper = plot.PAPER.get(size) and plot.paper_speedup(size).get(length)
-    shown = f"{paper:.1f}×" if paper and form == "chunkwise" else ""
-    print(line(size, length, form, chunk or "", *cells, shown))
+def _memory():
+  """Bytes that this machine has left."""
+  return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  shapes = list(itertools.product(_HEAD_SIZES.value, _LENGTHS.value))
-  began = provenance.describe()
+def show(rows: list[tuple[dict, dict]]) -> str:
+  header = ["direction", "form", "head size", "batch", "heads", "length", "ms", "ratio"]
+  lines = []
+  for key, x in rows:
+    cells = [key["direction"], key["form"]]
+    cells += [str(key[name]) for name in ("head_size", "batch", "heads", "length")]
+    if "over_cheapest" in x:
+      ratio = f"{x['over_cheapest']:.2f} x the cheapest token"
+    else:
+      ratio = f"{x['speedup']:.2f} x as fast as recurrent"
+    lines.append([*cells, f"{1e3 * x['seconds']:.2f}", ratio])
+  return table(header, lines)
+
+
+def main():
+  out = records.open("kernel_speed")
   rows = []
-  for size, length in (bar := tqdm(shapes, unit="shape")):
-    bar.set_description(f"head size {size}, length {length}")
-    rows += time_shape(Spec(B=_BATCH.value, L=length, H=_HEADS.value, dk=size))
-  rows = [row | began for row in rows]
-  print_table(rows)
-  out = pathlib.Path(_OUT.value)
-  out.mkdir(parents=True, exist_ok=True)
-  (out / "speed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  plot.draw(rows, out / "speed.png")
-  print(f"\nwrote {out / 'speed.jsonl'} and {out / 'speed.png'}")
+  for curve in dict.fromkeys(_CURVES.value):
+    shapes = CURVES[curve]
+    done = lambda spec: all(out.has(key_of(curve, spec, *form)) for form in _FORMS[curve])
+    if curve == "batch_heads":
+      # A ratio to the cheapest needs all of them in one run.
+      found = [] if all(map(done, shapes.values())) else together(curve, list(shapes.values()))
+      for key, figures in found:
+        out.write(key, figures)
+      rows += found
+      continue
+    wanted = [name for name in shapes if name in (_SHAPES.value or [name])]
+    for name in (bar := tqdm([x for x in wanted if not done(shapes[x])], unit="shape")):
+      bar.set_description(f"{curve} {name}")
+      start = time.perf_counter()
+      try:
+        found = forms(curve, shapes[name])
+      except TooLargeError as e:
+        tqdm.write(f"{name} is left out: {e}, more than this machine has to spare")
+        continue
+      for key, figures in found:
+        out.write(key, figures, time.perf_counter() - start)
+      rows += found
+  if rows:
+    print(show(rows))
+  print(f"all rows: {out.path}; figures: python -m experiments.plots")
 
 
 if __name__ == "__main__":
