@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 
 def module_name() -> str:
@@ -34,6 +34,7 @@ def run(
   def start(argv):
     if len(argv) > 1:
       raise SystemExit(f"{name}: unexpected argument {argv[1]!r}; see --help")
+    logging.set_verbosity(logging.WARNING)  # jax tells of missing backends, orbax of every save
     try:
       main()
     except expected as e:
