@@ -2,13 +2,14 @@
 
 
 def table(header: list[str], lines: list[list[str]]) -> str:
-  """Cells in columns of one width; the first is aligned to the left, the others to the right."""
-  widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-  rule = ["-" * max(widths[0], 3), *("-" * (max(w, 3) - 1) + ":" for w in widths[1:])]
+  """Cells in columns of one width, numbers to the right and words to the left."""
+  columns = list(zip(header, *lines, strict=True))
+  widths = [max(3, *map(len, column)) for column in columns]
+  right = [not any(cell[:1].isalpha() or cell[:1] == "`" for cell in x[1:]) for x in columns]
+  rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right)]
 
   def show(cells):
-    first, *rest = (max(w, 3) for w in widths)
-    return [cells[0].ljust(first), *(cell.rjust(w) for cell, w in zip(cells[1:], rest))]
+    return [x.rjust(w) if r else x.ljust(w) for x, w, r in zip(cells, widths, right)]
 
   shown = [show(header), rule, *map(show, lines)]
   return "".join(f"| {' | '.join(cells)} |\n" for cells in shown)

@@ -1,28 +1,56 @@
-"""The curve of a run: training loss and held-out bits per byte, with other models as lines."""
+"""The demo: held-out bits per byte of small models and of n-grams on the same text."""
 
-import json
-import math
-import pathlib
+from matplotlib.figure import Figure
 
-import matplotlib
+from experiments.lib.tables import table
+from experiments.plots import style
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+# Key of a row -> how it is called, in the order of tables.
+NAMES = {
+  "bigram": "bigram, counted",
+  "trigram": "trigram, counted",
+  "transformer": "Transformer++",
+  "deltanet": "DeltaNet",
+}
 
 
-def draw(workdir: pathlib.Path, path: pathlib.Path, beside: dict[str, float]):
-  """Writes a PNG from workdir/metrics.jsonl; `beside` are bits per byte to compare with."""
-  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
-  training = [(r["step"], r["loss"] / math.log(2)) for r in rows if r.get("loss") is not None]
-  held_out = [
-    (r["step"], r["validation_bits_per_byte"]) for r in rows if "validation_bits_per_byte" in r
-  ]
-  figure, axis = plt.subplots(figsize=(6.4, 4), layout="constrained")
-  axis.plot(*zip(*training), color="0.7", lw=1, label="training batches")
-  axis.plot(*zip(*held_out), "o-", color="C0", label="held out")
-  for i, (name, value) in enumerate(beside.items()):
-    axis.axhline(value, color=f"C{i + 1}", ls="--", lw=1, label=f"{name}: {value:.2f}")
-  axis.set(xlabel="update", ylabel="bits per byte", ylim=(1.5, 5))
-  axis.legend(frameon=False)
-  figure.savefig(path, dpi=150)
-  plt.close(figure)
+def _by_model(rows):
+  found = {row["key"]["model"]: row["figures"] for row in rows}
+  return {name: found[name] for name in [*NAMES, *found] if name in found}
+
+
+def tables(rows: list[dict]) -> str:
+  lines = []
+  for name, x in _by_model(rows).items():
+    count = lambda field: f"{x[field]:,}" if x.get(field) else "–"
+    seconds = f"{x['seconds']:.0f}" if x.get("seconds") else "–"
+    cells = [NAMES.get(name, name), count("parameters"), count("tokens")]
+    lines.append([*cells, seconds, f"{x['bits_per_byte']:.3f}"])
+  header = ["model", "parameters", "bytes of training", "seconds", "held-out bits per byte"]
+  return f"Two novels, chapters held out; less is better.\n\n{table(header, lines)}"
+
+
+def figure(rows: list[dict]) -> Figure | None:
+  """Bits per byte while training; what is only a number, as a line. None without any curve."""
+  models = _by_model(rows)
+  curves = {name: x["curve"] for name, x in models.items() if x.get("curve")}
+  if not curves:
+    return None
+  drawn, (axes,) = style.panels(1, 1, (5.6, 3.6))
+  last = max(step for curve in curves.values() for step, _ in curve)
+  axes.set(xlim=(0, 1.25 * last), xlabel="update", ylabel="bits per byte, held out")
+  axes.set_title("Bits per byte of chapters held out")
+  ends = []
+  for i, (name, x) in enumerate(models.items()):  # DeltaNet last, on top of the others
+    color, bits = style.colour(len(models) - 1 - i), x["bits_per_byte"]
+    if name in curves:
+      axes.plot(*zip(*curves[name]), "o-", color=color, ms=3)
+    else:
+      axes.plot([0, last], [bits, bits], "--", color=color, lw=1)
+    ends.append((last, bits, f"{NAMES.get(name, name)}: {bits:.2f}", color))
+  lowest = min(x["bits_per_byte"] for x in models.values())
+  highest = max(max(x["bits_per_byte"] for x in models.values()), 1.6 * lowest)
+  axes.set_ylim(0.95 * lowest, 1.05 * highest)
+  axes.set_xticks([x for x in axes.get_xticks() if 0 <= x <= last])
+  style.direct_labels(axes, ends)
+  return drawn

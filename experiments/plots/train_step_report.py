@@ -1,89 +1,77 @@
-"""Rows of `experiments.pods` as text and as a table."""
+"""The training step on machines that are not here: memory, and what devices send each other."""
 
-_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute")
-_COLUMNS = (
-  "config", "target", "mesh", "parts", "remat", "arguments", "over total/ways", "temporaries",
-  "total", "of a device", *_KINDS, "model FLOP", "cpu s",
-)  # fmt: skip
-# A GPU's memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
-_TAKEN = 0.75
+from matplotlib.figure import Figure
+
+from experiments.lib.tables import table
+from experiments.plots import style
+
+_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
 
 
 def _gb(size):
   return f"{size / 1e9:.2f}"
 
 
-def _ways(row):
-  """Devices that hold one copy of the weights between them."""
-  return row["mesh"]["fsdp"] * row["mesh"]["tensor"]
+def _name(key):
+  return f"{key['config']} on {key['target']}"
 
 
-def _excess(row):
-  """Bytes of arguments over what an even split would give each device."""
-  return row["memory"]["arguments"] * _ways(row) / row["argument_bytes"]
+def _case(key):
+  return [_name(key), key["mesh"] or "one device", str(key["grad_accum"]), key["remat"]]
 
 
-def _verdict(row):
-  share = row["memory"]["total"] / row["device_memory"]
-  if not row["fits"]:
-    return f"DOES NOT FIT: it needs {share:.0%} of the {_gb(row['device_memory'])} GB a device has."
-  fraction = ""
-  if row["platform"] == "cuda" and share > _TAKEN:
-    fraction = " Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: jax takes only 0.75 by itself."
-  return f"It fits: {share:.0%} of the {_gb(row['device_memory'])} GB a device has.{fraction}"
+def _memory(x):
+  # Devices that hold one copy of the weights between them.
+  ways = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
+  even = x["memory"]["arguments"] * ways / x["argument_bytes"]
+  share = f"{x['memory']['total'] / x['device_memory']:.0%}"
+  shown = [_gb(x["memory"]["arguments"]), f"{even:.3f}", _gb(x["memory"]["temporaries"])]
+  return [*shown, _gb(x["memory"]["total"]), share + ("" if x["fits"] else ", does not fit")]
 
 
-def tell(row: dict) -> str:
-  """One row in sentences."""
-  mesh = " x ".join(f"{axis} {n}" for axis, n in row["mesh"].items())
-  lines = [
-    f"{row['target']}: {row['devices']} devices, mesh {mesh}",
-    f"{row['parameters']:,} parameters; {row['batch']} rows of {row['length']} tokens in"
-    f" {row['grad_accum']} parts, loss_chunk {row['loss_chunk']}, remat {row['remat']}",
+def _traffic(x):
+  moved = {kind: y["bytes"] for kind, y in x["collectives"].items()}
+  shown = [_gb(moved.pop(kind, 0)) for kind in _KINDS]
+  return [*shown, _gb(sum(moved.values())), f"{x['model_flops']:.3g}"]
+
+
+def tables(rows: list[dict]) -> str:
+  compiled = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
+  case = ["model and machine", "mesh", "micro-batches", "remat"]
+  memory = ["arguments", "over an even split", "temporaries", "total", "of a device"]
+  traffic = [*_KINDS, "other", "FLOP of the model"]
+  refused = [
+    f"- {_name(key)}, mesh {key['mesh']}, {key['grad_accum']} micro-batches, remat {key['remat']}:"
+    f" {row['figures']['error']}\n"
+    for row in rows
+    for key in [row["key"]]
+    if "error" in row["figures"]
   ]
-  if "error" in row:
-    return "\n".join([*lines, f"DOES NOT FIT. The compiler: {row['error']}"])
-  products = row["product_flops"]
-  by_dtype = "  ".join(f"{dtype} {n:.3g}" for dtype, n in products.items())
-  lines += [
-    "memory of a device, GB: " + "  ".join(f"{k} {_gb(n)}" for k, n in row["memory"].items()),
-    _verdict(row),
-    f"arguments: {_excess(row):.3f} x the {_gb(row['argument_bytes'])} GB of weights, moments and"
-    f" batch over {_ways(row)} devices",
-    "collectives of a device in one update:",
-  ]
-  for kind, x in row["collectives"].items():
-    lines.append(f"  {kind:20}{x['count']:>8,} {_gb(x['bytes']):>10} GB")
-  lines += [] if row["collectives"] else ["  none"]
-  lines += [
-    "kernels: " + ("  ".join(f"{name} {n:,}" for name, n in row["kernels"].items()) or "none"),
-    f"FLOP of an update: {row['model_flops']:.3g} of the model (3 x forward);"
-    f" {sum(products.values()) * row['devices']:.3g} in products outside kernels, with those that"
-    f" remat repeats (each device: {by_dtype})",
-    f"lowered in {row['lower_seconds']:.0f} s, compiled in {row['compile_seconds']:.0f} s"
-    f" ({row['compile_cpu_seconds']:.0f} s of CPU)",
-  ]
-  if row["unknown_loops"]:
-    lines.append(f"Counted for one round only, their number not found: {row['unknown_loops']}.")
-  if row["full_gathers"]:
-    lines.append(f"WARNING: {row['full_gathers']} arrays are gathered whole to be split anew.")
-  return "\n".join(lines)
+  return (
+    "## Memory of one device, GB\n\n"
+    f"{table(case + memory, [_case(key) + _memory(x) for key, x in compiled])}\n"
+    "Arguments are weights, moments and batch.\n\n"
+    "## Collectives of one device in one update, GB\n\n"
+    f"{table(case + traffic, [_case(key) + _traffic(x) for key, x in compiled])}\n"
+    "The larger of operand and result. FLOP: three times the forward, of all devices together.\n"
+    + ("\n## Refused by the compiler\n\n" + "".join(refused) if refused else "")
+  )
 
 
-def markdown(rows: list[dict]) -> str:
-  """A table with a line for each row, sizes in GB."""
-  lines = [_COLUMNS, ["---"] * len(_COLUMNS)]
-  for row in rows:
-    mesh = " ".join(f"{axis} {n}" for axis, n in row["mesh"].items() if n > 1)
-    cells = [row["config"], row["target"], mesh, str(row["grad_accum"]), row["remat"]]
-    if "error" in row:
-      lines.append([*cells, f"does not fit: {row['error']}"])
-      continue
-    memory = row["memory"]
-    share = f"{memory['total'] / row['device_memory']:.0%}"
-    moved = (row["collectives"].get(kind, dict(bytes=0))["bytes"] for kind in _KINDS)
-    cells += [_gb(memory["arguments"]), f"{_excess(row):.3f}", _gb(memory["temporaries"])]
-    cells += [_gb(memory["total"]), share if row["fits"] else f"{share}, does not fit"]
-    cells += [*map(_gb, moved), f"{row['model_flops']:.3g}", f"{row['compile_cpu_seconds']:.0f}"]
-    lines.append(cells)
-  return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def figure(rows: list[dict]) -> Figure:
+  """Memory of a device as a share of what it has."""
+  found = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
+  drawn, (axes,) = style.panels(1, 1, (7.0, 0.6 + 0.28 * len(found)))
+  names = [" · ".join([_name(key), key["mesh"] or "one device", key["remat"]]) for key, _ in found]
+  share = lambda part: [100 * x["memory"][part] / x["device_memory"] for _, x in found]
+  arguments, temporaries = share("arguments"), share("temporaries")
+  axes.barh(names, arguments, color=style.colour(0), label="weights, moments, batch")
+  axes.barh(names, temporaries, left=arguments, color=style.colour(1), label="temporaries")
+  for i, total in enumerate(share("total")):
+    axes.text(total + 1, i, f"{total:.0f} %", va="center", fontsize=8)
+  axes.axvline(100, color="0.3", lw=1)
+  axes.set(xlabel="% of a device's memory", title="Does one update fit?")
+  axes.invert_yaxis()
+  axes.grid(visible=False, axis="y")
+  axes.legend(loc="lower right")
+  return drawn
