@@ -1,1 +1,1 @@
-"""Results to figures; no measuring here."""
+"""Rows to tables and figures; no measuring here."""

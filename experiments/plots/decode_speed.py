@@ -1,38 +1,58 @@
-"""Tokens per second and memory against context, DeltaNet beside Transformer++.
+"""Decoding at growing context: tokens per second and state, DeltaNet beside Transformer++."""
 
-python -m experiments.plots.decode_speed results/decode_speed/decode_speed.jsonl figure.png
-"""
+from matplotlib.figure import Figure
 
-import json
-import pathlib
-import sys
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from experiments.lib.tables import table
+from experiments.plots import style
 
 
-def draw(rows: list[dict], path: pathlib.Path):
-  """Two panels with one line per preset, all axes logarithmic."""
-  figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-  panels = (("tokens_per_second", "tokens / s"), ("state_bytes", "bytes of decode state"))
-  for axis, (field, label) in zip(axes, panels):
-    for name in dict.fromkeys(row["preset"] for row in rows):
-      mine = [row for row in rows if row["preset"] == name]
-      axis.loglog([row["context"] for row in mine], [row[field] for row in mine], "o-", label=name)
-    axis.set_xlabel("tokens of context")
-    axis.set_ylabel(label)
-    axis.grid(alpha=0.3)
-  axes[0].legend(frameon=False)
-  first = rows[0]
-  figure.suptitle(
-    f"width {first['width']}, depth {first['depth']}, batch {first['batch']}, {first['machine']}",
-    fontsize=9,
+def _presets(rows):
+  """Preset -> (context, figures), shortest context first."""
+  found = {}
+  for row in rows:
+    found.setdefault(row["key"]["preset"], []).append((row["key"]["context"], row["figures"]))
+  return {name: sorted(x, key=lambda pair: pair[0]) for name, x in found.items()}
+
+
+def _shape(rows):
+  key = rows[0]["key"]
+  return f"width {key['width']}, depth {key['depth']}, batch {key['batch']}"
+
+
+def tables(rows: list[dict]) -> str:
+  lines = []
+  for name, points in _presets(rows).items():
+    for context, x in points:
+      ratio = x["tokens_per_second"] / points[0][1]["tokens_per_second"]
+      process = "–" if x["process_bytes"] is None else f"{x['process_bytes'] / 1e6:.2f}"
+      megabytes = [f"{x[field] / 1e6:.2f}" for field in ("state_bytes", "program_bytes")]
+      speed = f"{x['tokens_per_second']:.0f}"
+      lines.append([name, f"{context:,}", speed, f"{ratio:.2f}", *megabytes, process])
+  header = ["model", "context", "tokens/s", "of the shortest", "state, MB", "program, MB"]
+  return (
+    f"Models of {_shape(rows)}. Program: memory of the compiled loop beyond the weights; process:"
+    " how far the process rose while it decoded the context.\n\n"
+    f"{table([*header, 'process, MB'], lines)}"
   )
-  figure.savefig(path, dpi=150)
 
 
-if __name__ == "__main__":
-  source, target = map(pathlib.Path, sys.argv[1:])
-  draw([json.loads(line) for line in source.read_text().splitlines()], target)
+def figure(rows: list[dict]) -> Figure:
+  drawn, axes = style.panels(2, 2, (4.0, 3.0))
+  shown = (
+    ("tokens_per_second", "Tokens per second", 1, (30, 100, 300, 1000, 3000)),
+    ("state_bytes", "Decode state, MB", 1e6, (0.1, 1, 10, 100)),
+  )
+  for panel, (field, title, unit, ticks) in zip(axes, shown):
+    ends = []
+    for i, (name, points) in enumerate(_presets(rows).items()):
+      values = [x[field] / unit for _, x in points]
+      panel.plot([context for context, _ in points], values, "o-", color=style.colour(i))
+      ends.append((points[-1][0], values[-1], name.removesuffix("-tiny"), style.colour(i)))
+    contexts = sorted({row["key"]["context"] for row in rows})
+    style.log_axis(panel.xaxis, contexts, [f"{x:,}" for x in contexts])
+    style.log_axis(panel.yaxis, ticks, [f"{x:,g}" for x in ticks])
+    panel.set(title=title, xlabel="tokens of context")
+    panel.set_xlim(contexts[0] / 1.5, contexts[-1] * 12)
+    style.direct_labels(panel, ends)
+  drawn.suptitle(f"{_shape(rows)}, {rows[0]['provenance']['machine']}", fontsize=8, color="0.4")
+  return drawn

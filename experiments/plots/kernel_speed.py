@@ -1,16 +1,10 @@
-"""Speed-up of chunkwise over recurrent against length, beside the paper's curve.
+"""Speed of the delta rule's forms beside the paper's figure."""
 
-python -m experiments.plots.kernel_speed results/kernel_speed/runs.jsonl figure.png
-"""
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-import json
-import pathlib
-import sys
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from experiments.lib.tables import table
+from experiments.plots import style
 
 # The paper's figure "Speed-up of the chunkwise parallel form vs. the recurrent form": milliseconds
 # of (recurrent, chunkwise) Triton kernels on a GPU, width 2048, batch x length = 16384.
@@ -29,6 +23,7 @@ PAPER = {
     (4.6427, 4.6667, 4.6824, 4.7730, 5.8201, 9.0348),
   ),
 }
+_DIRECTIONS = ("forward", "forward+backward")
 
 
 def paper_speedup(head_size: int) -> dict[int, float]:
@@ -37,41 +32,143 @@ def paper_speedup(head_size: int) -> dict[int, float]:
   return {L: r / c for L, r, c in zip(PAPER_LENGTHS, recurrent, chunked)}
 
 
-def draw(rows: list[dict], path: pathlib.Path):
-  """One panel each for forward, forward+backward, and the paper's own figure."""
-  figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-  sizes = sorted({row["head_size"] for row in rows})
-  colours = dict(zip(sorted({*sizes, *PAPER}), plt.rcParams["axes.prop_cycle"].by_key()["color"]))
-  for panel, direction in zip(panels, ("forward", "forward+backward")):
-    for size in sizes:
-      picked = sorted(
-        (r["length"], r["speedup"])
-        for r in rows
-        if r["head_size"] == size and r["direction"] == direction and r["form"] == "chunkwise"
-      )
-      panel.plot(*zip(*picked), marker="o", color=colours[size], label=f"head size {size}")
-    panel.set_title(f"{direction}, this machine ({rows[0]['machine']})", fontsize=9)
-  for size in PAPER:
-    curve = paper_speedup(size)
-    panels[2].plot(curve.keys(), curve.values(), marker="s", color=colours[size], label=f"{size}")
-  panels[2].set_title("the paper's figure: Triton kernels on a GPU", fontsize=9)
-  for panel in panels:
-    panel.axhline(1, color="grey", linewidth=0.8)
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    lengths = sorted({int(x) for line in panel.get_lines()[:-1] for x in line.get_xdata()})
-    panel.set_xticks(lengths, [f"{x}" for x in lengths], fontsize=8)
-    panel.set_xlabel("sequence length")
-    panel.set_ylabel("speed-up over recurrent (×)")
-    panel.grid(alpha=0.3, which="both")
-    for axis in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
-      axis("{x:g}")
-    panel.tick_params(axis="y", which="both", labelsize=7)
-    panel.legend(fontsize=8)
-  figure.savefig(path, dpi=110)
-  plt.close(figure)
+def _curve(rows, name):
+  """Rows of a curve, key and figures in one."""
+  return [row["key"] | row["figures"] for row in rows if row["key"]["curve"] == name]
 
 
-if __name__ == "__main__":
-  source, target = map(pathlib.Path, sys.argv[1:])
-  draw([json.loads(line) for line in source.read_text().splitlines()], target)
+def _shape(row):
+  return tuple(row[name] for name in ("dtype", "head_size", "batch", "heads", "length"))
+
+
+def _by_form(rows):
+  """Shape -> (direction, form) -> row."""
+  found = {}
+  for row in rows:
+    found.setdefault(_shape(row), {})[row["direction"], row["form"]] = row
+  return dict(sorted(found.items()))
+
+
+def _length_table(rows):
+  lines = []
+  for (dtype, d, batch, heads, length), forms in _by_form(rows).items():
+    cells = [str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+    for direction in _DIRECTIONS:
+      slow, fast = (forms.get((direction, form)) for form in ("recurrent", "chunkwise"))
+      if slow and fast:
+        cells.append(f"{1e3 * slow['seconds']:.1f} / {1e3 * fast['seconds']:.1f}")
+        cells.append(f"{fast['speedup']:.1f} ×")
+      else:
+        cells += ["–", "–"]
+    paper = paper_speedup(d).get(length) if d in PAPER else None
+    lines.append([*cells, f"{paper:.1f} ×" if paper else "–"])
+  header = ["head size", "length", "batch x heads", "dtype"]
+  header += ["forward, ms", "speed-up", "forward+backward, ms", "speed-up", "paper"]
+  return (
+    "## Chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this machine; the"
+    f" paper's kernels ran on a GPU.\n\n{table(header, lines)}"
+  )
+
+
+def _forward_table(rows):
+  lines = []
+  for (dtype, d, batch, heads, length), forms in _by_form(rows).items():
+    shown = [forms["forward", form] for form in ("recurrent", "chunkwise", "default")]
+    cells = [str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+    cells += [f"{1e3 * x['seconds']:.2f}" for x in shown]
+    lines.append([*cells, f"{shown[-1]['over_fastest']:.2f}"])
+  header = ["head size", "length", "batch x heads", "dtype", "recurrent, ms", "chunkwise, ms"]
+  return (
+    "## The forward alone\n\n`implementation=None` beside both forms, and its time over that of the"
+    f" faster one.\n\n{table([*header, 'default, ms', 'over the faster'], lines)}"
+  )
+
+
+def _cost_table(rows):
+  lines = []
+  for row in sorted(rows, key=_cost_order):
+    cells = [str(row["head_size"]), f"{row['batch'] * row['heads']}", f"{row['batch']}"]
+    cells += [f"{row['heads']}", f"{row['length']:,}", row["dtype"], f"{1e3 * row['seconds']:.1f}"]
+    cost = f"{row['microseconds_per_token_and_head']:.2f}"
+    lines.append([*cells, cost, f"{row['over_cheapest']:.2f}"])
+  header = ["head size", "batch x heads", "batch", "heads", "length", "dtype", "ms"]
+  return (
+    "## Cost per token and head, forward+backward\n\nAll shapes in turn in one run.\n\n"
+    f"{table([*header, 'µs per token and head', 'over the cheapest'], lines)}"
+  )
+
+
+def _cost_order(row):
+  return row["head_size"], row["length"], row["batch"] * row["heads"]
+
+
+_TABLES = dict(length=_length_table, forward=_forward_table, batch_heads=_cost_table)
+
+
+def tables(rows: list[dict]) -> str:
+  found = {name: _curve(rows, name) for name in _TABLES}
+  return "\n".join(show(found[name]) for name, show in _TABLES.items() if found[name])
+
+
+def _speedups(axes: Axes, curves: dict[int, dict[int, float]], title: str):
+  """Head size -> length -> speed-up, a line each."""
+  sizes = sorted({*PAPER, *curves})
+  lengths = sorted({length for curve in curves.values() for length in curve})
+  ticks = (0.5, 1, 2, 3, 5, 10, 20, 40)
+  values = [x for curve in curves.values() for x in curve.values()]
+  low, high = 0.8 * min(*values, 1), 1.25 * max(values)
+  style.log_axis(axes.xaxis, lengths, [f"{x // 1024}k" if x > 999 else str(x) for x in lengths])
+  style.log_axis(axes.yaxis, [x for x in ticks if low <= x <= high])
+  axes.set(xlim=(lengths[0] / 1.15, lengths[-1] * 2.2), ylim=(low, high), title=title)
+  axes.set(xlabel="sequence length", ylabel="times as fast as recurrent")
+  axes.axhline(1, color="0.5", lw=1)
+  ends = []
+  for size, curve in curves.items():
+    color = style.colour(sizes.index(size))
+    axes.plot(*zip(*sorted(curve.items())), "o-", color=color)
+    last = max(curve)
+    ends.append((last, curve[last], f"d = {size}", color))
+  style.direct_labels(axes, ends)
+
+
+def _costs(axes: Axes, rows):
+  sizes = sorted(PAPER)
+  short = min(row["length"] for row in rows)
+  counts = sorted({row["batch"] * row["heads"] for row in rows})
+  ends = []
+  for size in sorted({row["head_size"] for row in rows}):
+    mine = [row for row in rows if row["head_size"] == size and row["length"] == short]
+    points = sorted((row["batch"] * row["heads"], row["over_cheapest"]) for row in mine)
+    axes.plot(*zip(*points), "o-", color=style.colour(sizes.index(size)))
+    ends.append((*points[-1], f"d = {size}", style.colour(sizes.index(size))))
+  style.log_axis(axes.xaxis, counts)
+  top = max(1.3, 1.05 * max(row["over_cheapest"] for row in rows))
+  axes.set(xlim=(counts[0] / 1.2, counts[-1] * 3.2), ylim=(0.9, top))
+  axes.set(title="Cost per token and head", xlabel="batch × heads", ylabel="over the cheapest")
+  style.direct_labels(axes, ends)
+
+
+def figure(rows: list[dict]) -> Figure | None:
+  """Speed-ups here and in the paper, and the cost per token and head; None without rows of them."""
+  float32 = [row for row in rows if row["key"]["dtype"] == "float32"]
+  draw = []
+  for direction, title in zip(reversed(_DIRECTIONS), ("Forward + backward", "Forward")):
+    curves = {}
+    for row in _curve(float32, "length"):
+      if row["form"] == "chunkwise" and row["direction"] == direction:
+        curves.setdefault(row["head_size"], {})[row["length"]] = row["speedup"]
+    if curves:
+      draw.append(lambda axes, curves=curves, t=title: _speedups(axes, curves, f"{t}, this CPU"))
+  if draw:
+    paper = {d: paper_speedup(d) for d in PAPER}
+    draw.append(lambda axes: _speedups(axes, paper, "The paper's kernels, GPU"))
+  if costs := _curve(float32, "batch_heads"):
+    draw.append(lambda axes: _costs(axes, costs))
+  if not draw:
+    return None
+  drawn, axes = style.panels(len(draw), 2, (4.2, 3.1))
+  for show, panel in zip(draw, axes):
+    show(panel)
+  machine = rows[0]["provenance"]["machine"]
+  drawn.suptitle(f"Chunkwise delta rule, float32, {machine}", fontsize=8, color="0.4")
+  return drawn

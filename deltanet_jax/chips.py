@@ -1,0 +1,142 @@
+"""Facts about accelerators, from the vendors' data sheets: one row per chip."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nvidia:
+  """What XLA asks about a GPU that it compiles for."""
+
+  device_name: str
+  major: int  # compute capability major.0
+  arch: str  # as ptxas names it
+  cores: int  # streaming multiprocessors
+  fpus_per_core: int
+  clock_ghz: float
+  l2_bytes: int
+  shared_bytes_per_core: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """One device as jax counts them."""
+
+  platform: Literal["tpu", "gpu"]
+  kinds: tuple[str, ...]  # each a part of the `device_kind` by which jax names it
+  peak_flops: float  # dense bfloat16, per second
+  memory: int  # bytes
+  bandwidth: float  # bytes per second, to that memory
+  on_chip: int  # bytes: VMEM of a TPU's core, shared memory that a block of a GPU may take
+  nvidia: Nvidia | None = None
+
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+
+_A100 = Nvidia(
+  device_name="NVIDIA A100-SXM4-80GB",
+  major=8,
+  arch="sm_80",
+  cores=108,
+  fpus_per_core=64,
+  clock_ghz=1.41,
+  l2_bytes=40 * _MIB,
+  shared_bytes_per_core=164 * _KIB,
+)
+_H100 = Nvidia(
+  device_name="NVIDIA H100 80GB HBM3",
+  major=9,
+  arch="sm_90a",
+  cores=132,
+  fpus_per_core=128,
+  clock_ghz=1.98,
+  l2_bytes=50 * _MIB,
+  shared_bytes_per_core=228 * _KIB,
+)
+_H200 = dataclasses.replace(_H100, device_name="NVIDIA H200")
+_B200 = dataclasses.replace(
+  _H100,
+  device_name="NVIDIA B200",
+  major=10,
+  arch="sm_100a",
+  cores=148,
+  clock_ghz=1.965,
+  l2_bytes=132_644_864,
+)
+
+CHIPS = {
+  "v4": Chip(
+    platform="tpu",
+    kinds=("TPU v4",),
+    peak_flops=275e12,
+    memory=32 * _GIB,
+    bandwidth=1.23e12,
+    on_chip=16 * _MIB,
+  ),
+  "v5e": Chip(
+    platform="tpu",
+    kinds=("TPU v5 lite", "TPU v5e"),
+    peak_flops=197e12,
+    memory=16 * _GIB,
+    bandwidth=8.2e11,
+    on_chip=128 * _MIB,
+  ),
+  "v5p": Chip(
+    platform="tpu",
+    kinds=("TPU v5", "TPU v5p"),
+    peak_flops=459e12,
+    memory=95 * _GIB,
+    bandwidth=2.77e12,
+    on_chip=64 * _MIB,
+  ),
+  "v6e": Chip(
+    platform="tpu",
+    kinds=("TPU v6 lite", "TPU v6e"),
+    peak_flops=918e12,
+    memory=32 * _GIB,
+    bandwidth=1.64e12,
+    on_chip=128 * _MIB,
+  ),
+  "a100": Chip(
+    platform="gpu",
+    kinds=("A100",),
+    peak_flops=312e12,
+    memory=85_000_000_000,
+    bandwidth=2.039e12,
+    on_chip=163 * _KIB,
+    nvidia=_A100,
+  ),
+  "h100": Chip(
+    platform="gpu",
+    kinds=("H100",),
+    peak_flops=989e12,
+    memory=84_900_000_000,
+    bandwidth=3.352e12,
+    on_chip=227 * _KIB,
+    nvidia=_H100,
+  ),
+  "h200": Chip(
+    platform="gpu",
+    kinds=("H200",),
+    peak_flops=989e12,
+    memory=141_000_000_000,
+    bandwidth=4.8e12,
+    on_chip=227 * _KIB,
+    nvidia=_H200,
+  ),
+  "b200": Chip(
+    platform="gpu",
+    kinds=("B200",),
+    peak_flops=2250e12,
+    memory=190_000_000_000,
+    bandwidth=7.7e12,
+    on_chip=227 * _KIB,
+    nvidia=_B200,
+  ),
+}
+
+
+def find(device_kind: str) -> Chip | None:
+  """The chip that jax calls `device_kind`; the longest name counts ("TPU v5 lite" is no v5p)."""
+  known = [(kind, chip) for chip in CHIPS.values() for kind in chip.kinds if kind in device_kind]
+  return max(known, key=lambda x: len(x[0]))[1] if known else None

@@ -1,0 +1,1 @@
+"""Compiling for chips that are not here: counts and bytes, never a time on the hardware."""

@@ -1,0 +1,207 @@
+"""Every kernel in the program that calls it, with the bytes that its pass must move at least."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.chips import CHIPS
+from experiments.ahead import targets
+from experiments.ahead.hlo import Program as Hlo
+from experiments.ahead.resources import gpu_resources, tpu_resources
+from experiments.ahead.worker import compile_function
+
+# A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
+BATCH, LENGTH, HEADS, SEQUENCES = 16, 2048, 16, 128
+# Program -> the kernels it reports, by platform.
+PROGRAMS = {
+  "tpu": {
+    "forward": ("delta_rule_fwd",),
+    "saving forward": ("delta_rule_fwd",),
+    "backward": ("delta_rule_bwd",),
+    "step": ("delta_rule_step",),
+  },
+  "gpu": {
+    "forward": ("delta_rule_intra", "delta_rule_fwd"),
+    "backward": (
+      "delta_rule_scores", "delta_rule_states", "delta_rule_dstates", "delta_rule_grads",
+    ),
+    "UT forward": ("delta_rule_ut_fwd",),
+    "UT backward": ("delta_rule_ut_bwd",),
+    "UT jax-triton": ("_ut_kernel",),
+    "step": ("delta_rule_step",),
+  },
+}  # fmt: skip
+CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One program at one shape. inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments."""
+
+  program: str
+  dtype: str
+  head_size: int  # dk
+  value_size: int  # dv
+  chunk: int | None
+  inputs: str
+
+  def normal(self, target: str) -> "Case":
+    """The same case with the chunk that the kernels take for it, None for a decoding step."""
+    chunk = self.chunk
+    if self.program == "step":
+      chunk = None
+    elif CHIPS[target].platform == "gpu":
+      from pallas_kernels.delta_rule.pallas_gpu import tiles
+
+      chunk = tiles.clamp_chunk(chunk, self.dtype)
+    return dataclasses.replace(self, chunk=chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  run: Callable
+  args: tuple
+  minimum: int  # bytes: what the pass is given, read once, and what it returns, written once
+  tokens: int = BATCH * LENGTH * HEADS  # tokens times heads
+  donate: tuple[int, ...] = ()
+
+
+def _bytes(*trees):
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
+
+
+def _arrays(case):
+  dk, dv = case.head_size, case.value_size
+  tokens = lambda d: jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS, d), jnp.dtype(case.dtype))
+  gates = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS), jnp.float32)
+  arrays = dict(q=tokens(dk), k=tokens(dk), v=tokens(dv), beta=gates)
+  if case.inputs == "plain":
+    return arrays, None
+  arrays |= dict(g=gates, S0=jax.ShapeDtypeStruct((BATCH, HEADS, dk, dv), jnp.float32))
+  return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+
+
+def _sequence(rule, case):
+  """Forward, saving forward or backward of a differentiable delta rule."""
+  arrays, segments = _arrays(case)
+  run = lambda x, segments: rule(**x, segment_ids=segments, chunk=case.chunk)
+  save = lambda x, segments: jax.vjp(lambda x: run(x, segments), x)
+
+  def save_new(x, segments):
+    # Without what was given: jit would copy those residuals, a training step leaves them in place.
+    outputs, pull = save(x, segments)
+    given = jax.tree.leaves((x, segments))
+    return outputs, [y for y in jax.tree.leaves(pull) if not any(y is z for z in given)]
+
+  outputs, pull = jax.eval_shape(save, arrays, segments)
+  forward = _bytes(arrays, segments, outputs)
+  match case.program:
+    case "forward":
+      return Program(run, (arrays, segments), forward)
+    case "saving forward":
+      return Program(save_new, (arrays, segments), forward)
+    case "backward":
+      return Program(lambda pull, x: pull(x), (pull, outputs), forward + _bytes(arrays))
+
+
+def _step(rule, case):
+  dk, dv = case.head_size, case.value_size
+  key, value = (
+    jax.ShapeDtypeStruct((SEQUENCES, HEADS, d), jnp.dtype(case.dtype)) for d in (dk, dv)
+  )
+  gate = jax.ShapeDtypeStruct((SEQUENCES, HEADS), jnp.float32)
+  S = jax.ShapeDtypeStruct((SEQUENCES, HEADS, dk, dv), jnp.float32)
+  args = (key, key, value, gate, S, gate if case.inputs == "full" else None)
+  return Program(rule, args, _bytes(args, value, S), SEQUENCES * HEADS, donate=(4,))
+
+
+def _ut(case, capability):
+  from pallas_kernels import bf16
+  from pallas_kernels.delta_rule.ut import pallas
+
+  options = dict(chunk=case.chunk)
+  precision = bf16.inverse_precision(None, jnp.dtype(case.dtype))
+  transform = functools.partial(pallas.ut_transform, inverse_precision=precision, **options)
+  if case.program == "UT jax-triton":
+    from pallas_kernels.delta_rule.ut import triton
+
+    transform = functools.partial(
+      triton.ut_transform,
+      inverse_precision=precision,
+      compute_capability=capability,
+      **options,
+    )
+  arrays, segments = _arrays(case)
+  args = (*(arrays.get(x) for x in ("k", "v", "beta", "g")), segments)
+  X, W, U = jax.eval_shape(transform, *args)
+  minimum = _bytes(args, W, U)
+  if case.program != "UT backward":
+    return Program(transform, args, minimum)
+  backward = functools.partial(pallas.ut_transform_bwd, **options)
+  return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]))
+
+
+def build(target: str, case: Case) -> Program:
+  """The program of a case, for jit."""
+  from pallas_kernels import delta_rule as kernels
+
+  if CHIPS[target].platform == "tpu":
+    rule, step = kernels.delta_rule_tpu, kernels.delta_rule_step_tpu
+  else:
+    rule, step = kernels.delta_rule_gpu, kernels.delta_rule_step_gpu
+  if case.program.startswith("UT"):
+    return _ut(case, 10 * CHIPS[target].nvidia.major)
+  return _step(step, case) if case.program == "step" else _sequence(rule, case)
+
+
+def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
+  """Key and figures of each kernel of the case; to be called in a Worker for the target."""
+  platform = CHIPS[target].platform
+  try:
+    program = build(target, case)
+    machine = targets.one(target)
+    compiled = compile_function(machine, program.run, program.args, program.donate)
+  except Exception as error:  # whatever a compiler raises is the result
+    return failures(target, case, error)
+  moves = Hlo(compiled.hlo).moves()
+  moved = {move.kernel: move.kernel_bytes for move in moves if move.kernel}
+  total = sum(move.bytes for move in moves)
+  rows = []
+  for key in keys(target, case):
+    kernel = key["kernel"]
+    if platform == "tpu":
+      found = tpu_resources(compiled, kernel)
+      steps = math.prod(compiled.grids[kernel])
+      found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
+    else:
+      found = gpu_resources(compiled, kernel)
+    size = moved[kernel if kernel in moved else "triton_kernel_call"]
+    figures = dict(
+      compiles=True,
+      error=None,
+      **found,
+      bytes=size,
+      minimum_bytes=program.minimum,
+      bytes_over_minimum=size / program.minimum,
+      program_bytes_over_minimum=total / program.minimum,
+      compile_seconds=compiled.lower_seconds.wall + compiled.compile_seconds.wall,
+      compile_cpu_seconds=compiled.lower_seconds.cpu + compiled.compile_seconds.cpu,
+    )
+    rows.append((key, figures))
+  return rows
+
+
+def failures(target: str, case: Case, error: Exception) -> list[tuple[dict, dict]]:
+  """The same of a program that did not compile."""
+  first = (str(error).strip() or type(error).__name__).splitlines()[0]
+  return [(key, dict(compiles=False, error=first)) for key in keys(target, case)]
+
+
+def keys(target: str, case: Case) -> list[dict]:
+  """What names each kernel of the case."""
+  kernels = PROGRAMS[CHIPS[target].platform][case.program]
+  return [dict(target=target, **dataclasses.asdict(case), kernel=kernel) for kernel in kernels]

@@ -1,0 +1,100 @@
+"""What one mixer layer moves to and from HBM on a chip that is not here, and which operations do.
+
+HBM traffic of the compiled forward, and of forward and backward, over the bytes of the layer's
+input in bfloat16, and the operations that move most. What happens inside loops (plain scans over
+chunks) is not counted, and said. Needs `pip install -e .[aot]`.
+
+  python -m experiments.ahead.layer_report --preset=deltanet-1.3b --target=v5e
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+from flax import nnx
+from tqdm import tqdm
+
+from deltanet_jax.chips import CHIPS
+from deltanet_jax.mixers import build_mixer
+from deltanet_jax.models import PRESETS, preset
+from experiments.ahead import targets
+from experiments.ahead.hlo import Program
+from experiments.ahead.worker import Worker, compile_function
+from experiments.lib import app, records
+
+_PRESET = flags.DEFINE_enum("preset", "deltanet-1.3b", list(PRESETS), "Model whose mixers to take.")
+_TARGETS = flags.DEFINE_multi_enum("target", ["v5e", "h100"], list(targets.TARGETS), "Chips.")
+_BATCH = flags.DEFINE_integer("batch", 16, "Rows.", lower_bound=1)
+_LENGTH = flags.DEFINE_integer("length", 2048, "Tokens of a row.", lower_bound=1)
+_TOP = flags.DEFINE_integer("top", 8, "Operations to list.", lower_bound=0)
+
+
+def compile_layer(target, preset_name, mixer, batch, length, backward):
+  """HLO of a mixer of the preset, its weights in bfloat16, and the bytes of its input.
+
+  To be called in a Worker.
+  """
+  cfg = preset(preset_name)
+  make = lambda: build_mixer(cfg.mixers[mixer], cfg.width, eps=1e-6, std=0.02, rngs=nnx.Rngs(0))
+  graph, weights = nnx.split(nnx.eval_shape(make))
+  weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16), weights)
+  x = jax.ShapeDtypeStruct((batch, length, cfg.width), jnp.bfloat16)
+  run = lambda weights, x: nnx.merge(graph, weights)(x)
+  both = lambda weights, x, dy: jax.vjp(run, weights, x)[1](dy)
+  args = (weights, x, x) if backward else (weights, x)
+  compiled = compile_function(targets.one(target), both if backward else run, args)
+  return compiled.hlo, x.size * x.dtype.itemsize
+
+
+def measure(worker: Worker, key: dict) -> dict:
+  """The figures of one layer."""
+  try:
+    hlo, unit = worker.call(compile_layer, *key.values())
+  except RuntimeError as error:  # the compilers' own, or the end of their process
+    return dict(error=str(error).strip().split("\n")[0])
+  found = sorted(Program(hlo).moves(), key=lambda move: -move.bytes)
+  return dict(
+    error=None,
+    over_input=sum(move.bytes for move in found) / unit,
+    kernels_over_input={move.kernel: move.bytes / unit for move in found if move.kernel},
+    loops=sum(" while(" in line for line in hlo.split("\n")),
+    largest=[(move.bytes / unit, move.name, move.source) for move in found[: _TOP.value]],
+  )
+
+
+def show(key: dict, figures: dict) -> str:
+  what = "forward and backward" if key["backward"] else "forward"
+  head = f"\n{key['mixer']} on {key['target']}, {what}:"
+  if figures["error"]:
+    return f"{head} does not compile: {figures['error']}"
+  loops = f", without what {figures['loops']} loops do" if figures["loops"] else ""
+  lines = [f"{head} {figures['over_input']:.1f} x its input{loops}"]
+  for size, name, source in figures["largest"]:
+    lines.append(f"  {size:6.2f}  {name[:40]:40}  {source[-60:]}")
+  return "\n".join(lines)
+
+
+def main():
+  chosen = list(dict.fromkeys(_TARGETS.value))
+  targets.check_installed([CHIPS[x].platform for x in chosen])
+  jax.config.update("jax_platforms", "cpu")
+  out = records.open("layer_report")
+  shape = dict(batch=_BATCH.value, length=_LENGTH.value)
+  for target in chosen:
+    keys = [
+      dict(target=target, preset=_PRESET.value, mixer=mixer, **shape, backward=backward)
+      for mixer in preset(_PRESET.value).mixers
+      for backward in (False, True)
+    ]
+    with Worker(targets.one(target)) as worker:
+      for key in tqdm([x for x in keys if not out.has(x)], unit="program", desc=target):
+        start = time.perf_counter()
+        figures = measure(worker, key)
+        out.write(key, figures, time.perf_counter() - start)
+        tqdm.write(show(key, figures))
+  print(f"\nall rows: {out.path}")
+
+
+if __name__ == "__main__":
+  app.run(main)

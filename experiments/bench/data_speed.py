@@ -1,0 +1,71 @@
+"""Tokens per second that training batches can be read at, to hold against those of a model.
+
+By default the shipped novels are prepared in a temporary folder; --corpus reads a prepared one.
+
+  python -m experiments.bench.data_speed
+  python -m experiments.bench.data_speed --corpus=FOLDER --length=2048 --batch=32 --workers=4
+"""
+
+import itertools
+import pathlib
+import tempfile
+import time
+
+from absl import flags
+from tqdm import tqdm
+
+from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus, training_batches
+from deltanet_jax.data.prepare import prepare
+from experiments.lib import app, records
+from experiments.lib.tables import table
+
+_CORPUS = flags.DEFINE_string("corpus", None, "Folder that experiments.prepare_data has written.")
+_LENGTHS = flags.DEFINE_multi_integer("length", [512, 2048], "Tokens of a row; repeatable.")
+_WORKERS = flags.DEFINE_multi_integer("workers", [0, 2], "Threads that read ahead; repeatable.")
+_BATCH = flags.DEFINE_integer("batch", 8, "Rows.", lower_bound=1)
+_TOKENS = flags.DEFINE_integer("tokens", 4_000_000, "Tokens per timed round.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Timed rounds; the best one counts.", lower_bound=1)
+
+
+def tokens_per_second(split, length: int, workers: int) -> float:
+  """The best of some rounds, after a first few batches."""
+  batches = training_batches(split, length=length, batch=_BATCH.value, workers=workers)
+  steps = max(_TOKENS.value // (_BATCH.value * length), 1)
+  best = 0.0
+  for warm_up in [True] + [False] * _ROUNDS.value:
+    count = 8 if warm_up else steps
+    start = time.perf_counter()
+    for _ in range(count):
+      next(batches)
+    seconds = time.perf_counter() - start
+    if not warm_up:
+      best = max(best, count * _BATCH.value * length / seconds)
+  batches.close()
+  return best
+
+
+def main():
+  out = records.open("data_speed")
+  corpus = pathlib.Path(_CORPUS.value).name if _CORPUS.value else "shipped"
+  keys = [
+    dict(corpus=corpus, batch=_BATCH.value, length=length, workers=workers)
+    for length, workers in itertools.product(_LENGTHS.value, _WORKERS.value)
+  ]
+  lines = []
+  with tempfile.TemporaryDirectory() as folder:
+    if not _CORPUS.value:
+      prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
+    split = open_corpus(_CORPUS.value or folder).train
+    for key in tqdm([x for x in keys if not out.has(x)], unit="case"):
+      start = time.perf_counter()
+      speed = tokens_per_second(split, key["length"], key["workers"])
+      figures = dict(tokens_per_second=speed, corpus_tokens=split.tokens)
+      out.write(key, figures, time.perf_counter() - start)
+      lines.append([*map(str, key.values()), f"{speed / 1e6:.2f}"])
+  if lines:
+    print(table(["corpus", "rows", "length", "workers", "million tokens/s"], lines))
+  print(f"all rows: {out.path}")
+
+
+if __name__ == "__main__":
+  app.run(main)

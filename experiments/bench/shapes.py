@@ -1,0 +1,18 @@
+"""Shapes of the delta rule that are timed, beside those of the paper's figure (specs.SPEED)."""
+
+from deltanet_jax.ops.delta_rule.specs import SPEED, Spec
+
+# Batch and heads, B H from 2 to 256; and few long rows with many heads.
+_BATCH_HEADS = ((1, 2), (1, 4), (2, 4), (4, 4), (8, 4), (16, 4), (16, 8), (16, 16))
+BATCH_HEADS = {
+  f"d{d}_B{B}_H{H}_L{L}": Spec(B=B, L=L, H=H, dk=d)
+  for d in (64, 128)
+  for B, H, L in (*((B, H, 512) for B, H in _BATCH_HEADS), (1, 4, 2048), (1, 16, 2048))
+}
+# Where no gradient is taken: the paper's lengths, and what prompts and validation look like.
+FORWARD = SPEED | {
+  f"d{d}_B{B}_H{H}_L{L}": Spec(B=B, L=L, H=H, dk=d)
+  for d in (64, 128)
+  for B, H, L in ((1, 4, 64), (1, 4, 256), (16, 4, 512), (16, 16, 512))
+}
+CURVES = {"length": SPEED, "forward": FORWARD, "batch_heads": BATCH_HEADS}

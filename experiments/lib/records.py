@@ -1,0 +1,108 @@
+"""The one road of results: rows of experiments/results/<name>/rows.jsonl.
+
+A row is `{"key": {...}, "figures": {...}, "provenance": {...}}`; one with the same key replaces the
+older one. Rows are written as they finish, so that a measurement that is stopped keeps what it has.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from deltanet_jax import files
+from experiments.lib import provenance
+
+_RESULTS = flags.DEFINE_string(
+  "results", None, "Folder of all results; the checkout's experiments/results if unset."
+)
+_ALLOW_MODIFIED = flags.DEFINE_bool(
+  "allow_modified", False, "Measure uncommitted code; the rows say so, and tests refuse them."
+)
+_AGAIN = flags.DEFINE_bool(
+  "again", False, "Measure also what has a row from this commit; otherwise it is left out."
+)
+_FLAGS = ("results", "allow_modified", "again")
+
+
+class Records:
+  """Rows of one file, with the provenance that new ones get."""
+
+  def __init__(self, path: pathlib.Path, origin: dict, again: bool = False):
+    self.path, self._origin, self._again = path, origin, again
+
+  def has(self, key: dict) -> bool:
+    """Whether this commit has a row of this key, so that a stopped command can go on."""
+    mine = lambda row: row["key"] == key and row["provenance"]["commit"] == self._origin["commit"]
+    modified = "modified" in self._origin  # the same commit, but who knows which code
+    return not self._again and not modified and any(map(mine, _read(self.path)))
+
+  def write(self, key: dict, figures: dict, seconds: float | None = None):
+    """Adds a row, or replaces the one of this key; `seconds` is what measuring it took."""
+    took = {} if seconds is None else dict(seconds=round(seconds, 1))
+    new = dict(key=key, figures=figures, provenance=self._origin | took)
+    # Read again each time: another command may have added rows since.
+    rows = [row for row in _read(self.path) if row["key"] != key] + [new]
+    rows.sort(key=lambda row: _order(row["key"]))
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+    files.write_text(self.path, "".join(lines))
+
+
+def open(name: str) -> Records:
+  """The records of `name`, to write to; ValueError if the code is not a commit's.
+
+  To be called before anything is measured.
+  """
+  refuse_modified(provenance.CHECKOUT, allow=_ALLOW_MODIFIED.value)
+  own = tuple(f"--{x}" for x in _FLAGS)
+  words = [x for x in provenance.command().split() if not x.startswith(own)]
+  origin = provenance.describe() | dict(command=" ".join(words))
+  return Records(_file(name), origin, _AGAIN.value)
+
+
+def refuse_modified(checkout: pathlib.Path, allow: bool):
+  """ValueError unless results can be traced to a commit, or that is not asked for."""
+  if allow:
+    return
+  if provenance.commit(checkout) is None:
+    raise ValueError(
+      f"{checkout} is no git checkout, so that no row could say which code was measured; clone the"
+      " repository, or pass --allow_modified."
+    )
+  if changed := provenance.modified_code(checkout):
+    raise ValueError(
+      f"uncommitted code ({', '.join(changed[:3])}{', ...' if changed[3:] else ''}): commit it, or"
+      " pass --allow_modified, and the rows will say so."
+    )
+
+
+def read(name: str) -> list[dict]:
+  """All rows, sorted by their keys; none if there is no file."""
+  return _read(_file(name))
+
+
+def results() -> pathlib.Path:
+  """The folder of all results."""
+  given = _RESULTS.value if flags.FLAGS.is_parsed() else None
+  return pathlib.Path(given) if given else provenance.CHECKOUT / "experiments/results"
+
+
+def _file(name):
+  return results() / name / "rows.jsonl"
+
+
+def _read(path):
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _order(key):
+  """Field by field; numbers by size, and what has none first."""
+
+  def rank(value):
+    if value is None:
+      return 0, 0
+    if isinstance(value, bool | int | float):
+      return 1, value
+    return 2, value if isinstance(value, str) else json.dumps(value)
+
+  return [(name, *rank(value)) for name, value in key.items()]

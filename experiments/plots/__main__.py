@@ -1,0 +1,64 @@
+"""Makes every table.md and figure.png under experiments/results from the rows beside them.
+
+python -m experiments.plots
+"""
+
+from types import ModuleType
+
+from deltanet_jax import files
+from experiments.lib import app, records
+from experiments.plots import (
+  data_speed,
+  decode_speed,
+  demo,
+  kernel_errors,
+  kernel_report,
+  kernel_speed,
+  layer_report,
+  train_step_report,
+)
+
+# Name of a result -> the module that shows it: tables(rows) is Markdown; a module that also has
+# figure(rows) draws.
+MODULES: dict[str, ModuleType] = dict(
+  demo=demo,
+  kernel_speed=kernel_speed,
+  decode_speed=decode_speed,
+  data_speed=data_speed,
+  kernel_report=kernel_report,
+  kernel_errors=kernel_errors,
+  layer_report=layer_report,
+  train_step_report=train_step_report,
+)
+
+
+def document(name: str, rows: list[dict]) -> str:
+  """The tables of a result and where its rows come from."""
+  machines = ", ".join(sorted({row["provenance"]["machine"] for row in rows}))
+  commits = ", ".join(sorted({row["provenance"]["commit"] for row in rows}))
+  dates = sorted({row["provenance"]["date"][:10] for row in rows})
+  when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+  warning = "**Of uncommitted code.** " if any("modified" in x["provenance"] for x in rows) else ""
+  return (
+    f"{MODULES[name].tables(rows).strip()}\n\n"
+    f"{warning}Made by `python -m experiments.plots` from {len(rows)} rows of `rows.jsonl`:"
+    f" {machines}; {when}; commits {commits}.\n"
+  )
+
+
+def main():
+  for name, module in MODULES.items():
+    rows, folder = records.read(name), records.results() / name
+    if not rows:
+      print(f"{name}: no rows in {folder}, left out")
+      continue
+    files.write_text(folder / "table.md", document(name, rows))
+    figure = module.figure(rows) if hasattr(module, "figure") else None
+    if figure is not None:
+      with files.replacing(folder / "figure.png") as new:
+        figure.savefig(new, format="png", dpi=150, metadata={"Software": None})
+    print(f"{name}: {folder}/table.md{'' if figure is None else ' and figure.png'}")
+
+
+if __name__ == "__main__":
+  app.run(main)

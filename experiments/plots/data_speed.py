@@ -1,0 +1,13 @@
+"""Tokens per second that batches are read at."""
+
+from experiments.lib.tables import table
+
+
+def tables(rows: list[dict]) -> str:
+  lines = []
+  for row in rows:
+    key = row["key"]
+    shape = [f"{key[name]:,}" for name in ("batch", "length", "workers")]
+    lines.append([key["corpus"], *shape, f"{row['figures']['tokens_per_second'] / 1e6:.1f}"])
+  header = ["corpus", "rows of a batch", "tokens of a row", "workers", "million tokens/s"]
+  return table(header, lines)

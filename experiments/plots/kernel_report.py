@@ -1,0 +1,103 @@
+"""Counts of the kernels by the real compilers: a table for each chip."""
+
+from deltanet_jax.chips import CHIPS
+from experiments.lib.tables import table
+
+_TARGETS = ("v5e", "v6e", "v5p", "h100", "a100", "b200")
+_PROGRAMS = (
+  "forward",
+  "saving forward",
+  "backward",
+  "UT forward",
+  "UT backward",
+  "UT jax-triton",
+  "step",
+)
+_SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
+
+
+def _size(size):
+  dk, dv = size
+  return f"d = {dk}" if dk == dv else f"d = {dk} × {dv}"
+
+
+def _matching(rows, **wanted):
+  return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def _cell(rows, show, size):
+  found = _matching(rows, head_size=size[0], value_size=size[1])
+  if not found:
+    return "–"
+  (row,) = found
+  return show(row) if row["compiles"] else "fails"
+
+
+def _moved(row):
+  return f"{row['bytes_over_minimum']:.2f}"
+
+
+def _cases(rows, *fields):
+  """What differs in these fields, programs in their order."""
+  found = dict.fromkeys(tuple(row[field] for field in fields) for row in rows)
+  return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
+
+
+def tpu_table(rows: list[dict]) -> str:
+  """Bundles per token and head, plain inputs; the most VMEM of any case; HBM traffic."""
+  lines = []
+  for program, dtype, chunk in _cases(rows, "program", "dtype", "chunk"):
+    every = _matching(rows, program=program, dtype=dtype, chunk=chunk)
+    plain = _matching(every, inputs="plain")
+    cells = [_cell(plain, lambda row: f"{row['bundles_per_token_head']:.3g}", d) for d in _SIZES]
+    vmem = max(row.get("vmem_bytes", 0) for row in every)
+    moved = _cell(plain, _moved, (128, 128))
+    lines.append([program, dtype, str(chunk or "–"), *cells, f"{vmem / 2**20:.1f}", moved])
+  sizes = [_size(d) for d in _SIZES]
+  return table(["program", "dtype", "chunk", *sizes, "VMEM, MiB", "HBM over minimum"], lines)
+
+
+def gpu_table(rows: list[dict]) -> str:
+  """Registers, spilled bytes and KiB of shared memory, full inputs; the worst spill of plain."""
+  show = lambda row: f"{row['registers']} / {row['spill_bytes']} / {row['shared_bytes'] // 1024}"
+  lines = []
+  for program, kernel, dtype, chunk in _cases(rows, "program", "kernel", "dtype", "chunk"):
+    every = _matching(rows, program=program, kernel=kernel, dtype=dtype, chunk=chunk)
+    full = _matching(every, inputs="full")
+    cells = [_cell(full, show, d) for d in _SIZES]
+    plain = max((x.get("spill_bytes", 0) for x in _matching(every, inputs="plain")), default=0)
+    moved = _cell(full, _moved, (128, 128))
+    lines.append([f"{program}: `{kernel}`", dtype, str(chunk or "–"), *cells, str(plain), moved])
+  sizes = [_size(d) for d in _SIZES]
+  return table(
+    ["kernel", "dtype", "chunk", *sizes, "plain, worst spill", "HBM over minimum"], lines
+  )
+
+
+def tables(rows: list[dict]) -> str:
+  rows = [row["key"] | row["figures"] for row in rows]
+  failed = sum(not row["compiles"] for row in rows)
+  verdict = f"{failed} of them do not compile" if failed else "all of them compile"
+  text = (
+    f"{len(rows)} kernels at different shapes; {verdict}. HBM over minimum: HBM traffic of a kernel"
+    " at d = 128 over the least that its pass must move (the kernels of one pass add up).\n"
+  )
+  for target in _TARGETS:
+    mine = _matching(rows, target=target)
+    if not mine:
+      continue
+    if CHIPS[target].platform == "tpu":
+      what = (
+        "Plain inputs: static bundles per token and head (a decoding step: per head); the most"
+        " VMEM of any case."
+      )
+      shown = tpu_table(mine)
+    else:
+      what = (
+        "With gate, S0 and documents: registers / spilled bytes / shared memory in KiB; the worst"
+        " spill with plain inputs."
+      )
+      shown = gpu_table(mine)
+    text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
+    text += shown
+  return text

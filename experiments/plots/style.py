@@ -1,0 +1,57 @@
+"""How all figures look."""
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_COLOURS = ("#1f6fb2", "#e07b28", "#3a9a5b", "#8a5fb5", "#b04848")
+_SETTINGS = {
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.titlesize": 10,
+  "axes.titleweight": "bold",
+  "axes.titlelocation": "left",
+  "axes.labelsize": 9,
+  "axes.grid": True,
+  "grid.color": "0.9",
+  "xtick.labelsize": 8,
+  "ytick.labelsize": 8,
+  "legend.frameon": False,
+  "legend.fontsize": 8,
+  "lines.markersize": 4.5,
+  "axes.prop_cycle": cycler(color=_COLOURS),
+  "axes.axisbelow": True,
+}
+matplotlib.rcParams.update(_SETTINGS)
+
+
+def panels(count: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+  """A figure of `count` panels of this size, in inches, row by row."""
+  rows = -(-count // columns)
+  columns = min(columns, count)
+  figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+  return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+
+
+def colour(i: int) -> str:
+  return _COLOURS[i]
+
+
+def log_axis(axis, values: list[float], labels: list[str] | None = None):
+  """A logarithmic axis, `axes.xaxis` or `.yaxis`, that is marked at these values alone."""
+  axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+  axis.set_ticks(values, labels or [f"{x:g}" for x in values])
+  axis.set_ticks([], minor=True)
+
+
+def direct_labels(axes: Axes, ends: list[tuple[float, float, str, str]], gap: float = 0.055):
+  """Names lines at their right ends, (x, y, text, colour), moved apart where they would touch."""
+  height = lambda y: axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1]
+  placed = -1.0
+  for x, y, text, color in sorted(ends, key=lambda end: end[1]):
+    placed = max(height(y), placed + gap)
+    across = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
+    axes.text(
+      across + 0.02, placed, text, color=color, transform=axes.transAxes, va="center", fontsize=8
+    )
