@@ -3,32 +3,27 @@
   python -m experiments.export --workdir=results/lm --output=results/weights
   python -m experiments.export --workdir=results/lm --output=results/fla --format=safetensors
 
-The first is read by `deltanet_jax.train.export.load_trained` and, as a dictionary of arrays, by
-orbax alone; the second by `deltanet_jax.interop.load_fla` and by the public PyTorch library.
+The first is read by `deltanet_jax.load_trained` and, as a dictionary of arrays, by orbax alone; the
+second by `deltanet_jax.load_fla` and by the public PyTorch library.
 """
 
-from absl import app, flags, logging
+from absl import flags
 
 from deltanet_jax.interop import save_fla
-from deltanet_jax.train.export import load_trained, save_weights
+from deltanet_jax.train import load_trained, save_weights
+from experiments.lib import app
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write, new or empty.", required=True)
 _FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "safetensors"], "What to write.")
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  logging.set_verbosity(logging.WARNING)
-  try:
-    trained = load_trained(_WORKDIR.value)
-    if _FORMAT.value == "orbax":
-      save_weights(trained, _OUTPUT.value)
-    else:
-      save_fla(trained.model, _OUTPUT.value)
-  except (ValueError, FileNotFoundError) as e:
-    raise SystemExit(f"export: {e}") from e
+def main():
+  trained = load_trained(_WORKDIR.value)
+  if _FORMAT.value == "orbax":
+    save_weights(trained, _OUTPUT.value)
+  else:
+    save_fla(trained.model, _OUTPUT.value)
   print(f"wrote the model after step {trained.step} to {_OUTPUT.value}")
 
 

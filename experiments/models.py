@@ -2,22 +2,31 @@
 
 python -m experiments.models
 python -m experiments.models --match=1.3b --length=4096
+python -m experiments.models --mixers
 """
 
-from absl import app, flags
+from absl import flags
 
+from deltanet_jax.mixers import MIXERS, mixer_class
 from deltanet_jax.models import PRESETS, preset, summarize
+from experiments.lib import app
 
-_MATCH = flags.DEFINE_string("match", "", "Only presets whose name contains this.")
+_MATCH = flags.DEFINE_string("match", "", "Only presets, or mixers, whose name contains this.")
 _LENGTH = flags.DEFINE_integer(
   "length", 2048, "Tokens per sequence: of training, and in attention's cache.", lower_bound=1
 )
+_MIXERS = flags.DEFINE_bool("mixers", False, "The mixers and their formulas instead of presets.")
 
 
-def main(_):
-  names = [name for name in PRESETS if _MATCH.value in name]
-  if not names:
-    raise app.UsageError(f"no preset contains {_MATCH.value!r}")
+def show_mixers(names):
+  print(f"{'mixer':16}{'recurrence':58}{'read-out':28}file")
+  for name in names:
+    mixer = mixer_class(name)
+    path = mixer.__module__.replace(".", "/") + ".py"
+    print(f"{name:16}{mixer.recurrence:58}{mixer.readout:28}{path}")
+
+
+def show_presets(names):
   print(
     f"{'preset':26}{'parameters':>16}{'state numbers':>16}{'state exp.':>12}{'MFLOP/token':>13}"
   )
@@ -25,6 +34,13 @@ def main(_):
     s = summarize(preset(name), _LENGTH.value)
     expansion = "N/A" if s.state_expansion is None else f"{s.state_expansion:g}x"
     print(f"{name:26}{s.parameters:>16,}{s.state:>16,}{expansion:>12}{s.flops / 1e6:>13,.1f}")
+
+
+def main():
+  names = [name for name in (MIXERS if _MIXERS.value else PRESETS) if _MATCH.value in name]
+  if not names:
+    raise ValueError(f"no name contains {_MATCH.value!r}.")
+  (show_mixers if _MIXERS.value else show_presets)(names)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ plain or ending in .gz, .xz or .zst. Interrupted, the same command goes on; fini
   python -m experiments.prepare_data --input=FOLDER --output=FOLDER --tokenizer=mistral
 """
 
-from absl import app, flags
+from absl import flags
 
 from deltanet_jax.data import TOKENIZERS, load_tokenizer, shipped_corpus
-from deltanet_jax.data.prepare import prepare
+from deltanet_jax.data.corpus.prepare import prepare
+from experiments.lib import app
 
 _INPUT = flags.DEFINE_string("input", None, "File or folder; by default the shipped novels.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.", required=True)
@@ -21,21 +22,16 @@ _SHARD_TOKENS = flags.DEFINE_integer("shard_tokens", 1 << 28, "Tokens after whic
 _TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Where JSON lines have the text.")
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}; see --help")
-  try:
-    manifest = prepare(
-      _INPUT.value or shipped_corpus(),
-      _OUTPUT.value,
-      load_tokenizer(_TOKENIZER.value),
-      validation=_VALIDATION.value,
-      seed=_SEED.value,
-      shard_tokens=_SHARD_TOKENS.value,
-      text_field=_TEXT_FIELD.value,
-    )
-  except (ValueError, FileNotFoundError, ImportError) as e:
-    raise SystemExit(f"prepare_data: {e}") from e
+def main():
+  manifest = prepare(
+    _INPUT.value or shipped_corpus(),
+    _OUTPUT.value,
+    load_tokenizer(_TOKENIZER.value),
+    validation=_VALIDATION.value,
+    seed=_SEED.value,
+    shard_tokens=_SHARD_TOKENS.value,
+    text_field=_TEXT_FIELD.value,
+  )
   for name, split in (("train", manifest.train), ("validation", manifest.validation)):
     print(
       f"{name}: {split.documents} documents, {split.tokens} tokens, {split.bytes} bytes of text, "
@@ -45,4 +41,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, expected=(ValueError, FileNotFoundError, ImportError))

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# A package may import those after it. The leaves import none.
+# A package may import those after it.
 ORDER = (
   "experiments",
   "deltanet_jax.eval",
@@ -21,12 +21,25 @@ ORDER = (
   "deltanet_jax.ops",
   "pallas_kernels",
 )
-LEAVES = ("deltanet_jax.config", "deltanet_jax.data", "deltanet_jax.sharding")
+# These import nothing of the project, or only what is after them.
+LEAVES = (
+  "deltanet_jax.data",
+  "deltanet_jax.config",
+  "deltanet_jax.chips",
+  "deltanet_jax.files",
+  "deltanet_jax.sharding",
+)
+# Operators and kernels work on arrays: they know no configuration and no data.
+ARRAYS_ONLY = ("deltanet_jax.ops", "pallas_kernels")
 # Third-party packages that only these may see.
 ONLY = {
   "absl": ("experiments",),
   "ml_collections": ("experiments",),
-  "flax": tuple(p for p in ORDER if p not in ("deltanet_jax.ops", "pallas_kernels")),
+  "matplotlib": ("experiments",),
+  "flax": tuple(p for p in ORDER if p not in ARRAYS_ONLY),
+  "optax": ("deltanet_jax.train", "experiments"),
+  "orbax": ("deltanet_jax.train", "experiments"),
+  "grain": ("deltanet_jax.data",),
 }
 FILES = [
   p for d in ("experiments", "deltanet_jax", "pallas_kernels") for p in ROOT.glob(f"{d}/**/*.py")
@@ -62,13 +75,50 @@ def test_direction(path):
     if target is None or target == own:
       continue
     if own in LEAVES:
-      raise AssertionError(f"{module} is a leaf and imports {name}")
-    if own is not None and target in ORDER:
+      allowed = LEAVES[LEAVES.index(own) + 1 :]
+      assert target in allowed, f"{module} is a leaf and imports {name}"
+    elif own in ARRAYS_ONLY:
+      assert target == "pallas_kernels", f"{module} imports {name}"
+    elif own is not None and target in ORDER:
       assert ORDER.index(own) < ORDER.index(target), f"{module} imports {name}"
+
+
+def test_commands_do_not_import_one_another():
+  commands = {p.stem for p in (ROOT / "experiments").glob("*.py")} - {"__init__"}
+  for path in (ROOT / "experiments").glob("**/*.py"):
+    for name in imports(path):
+      assert name.removeprefix("experiments.") not in commands, f"{path} imports {name}"
+      if path.relative_to(ROOT / "experiments").parts[0] in ("lib", "plots", "configs"):
+        assert not name.startswith(("experiments.bench", "experiments.ahead")), path
+
+
+def test_no_file_is_too_long():
+  for path in FILES:
+    limit = 500 if path.is_relative_to(ROOT / "pallas_kernels") else 300
+    assert len(path.read_text().splitlines()) <= limit, path
+
+
+# What `pip install deltanet-jax` without extras does not bring.
+EXTRAS = ("absl", "grain", "matplotlib", "ml_collections", "optax", "orbax", "tensorboardX", "tqdm")
+
+
+def test_operators_models_and_generation_need_no_extras():
+  code = f"""
+import sys
+for name in {EXTRAS}: sys.modules[name] = None
+import jax.numpy as jnp
+from deltanet_jax import build, delta_rule, load_fla, preset
+from deltanet_jax.generate import generate
+x = jnp.ones((1, 4, 1, 8))
+delta_rule(x, x, x, x[..., 0])
+build(preset("deltanet-tiny", depth=1))
+"""
+  subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_import_is_light():
   code = "import sys, deltanet_jax.ops; print(sorted(sys.modules))"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-  for heavy in ("torch", "triton", "jax_triton", "lm_eval", "matplotlib", "flax", "absl.flags"):
+  heavies = ("torch", "triton", "jax_triton", "lm_eval", "matplotlib", "flax", "absl.flags")
+  for heavy in (*heavies, "jax.experimental.pallas"):
     assert f"'{heavy}'" not in done.stdout, f"importing deltanet_jax imports {heavy}"

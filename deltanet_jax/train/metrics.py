@@ -8,33 +8,18 @@ import time
 import jax
 import jax.numpy as jnp
 
+from deltanet_jax import chips
 from deltanet_jax.files import write_text
 from deltanet_jax.models import summarize
 from deltanet_jax.train.step import Trainer
 
 FILE = "metrics.jsonl"
 
-# Dense bfloat16 peak of one device, by a part of its kind's name; from the vendors' data sheets.
-_PEAKS = {
-  "H100": 989e12,
-  "H200": 989e12,
-  "A100": 312e12,
-  "B200": 2250e12,
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5p": 459e12,
-  "TPU v5": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-}
-
 
 def peak_flops(device) -> float | None:
   """Operations per second of one device; of a CPU what a large product reaches now."""
-  for kind, peak in _PEAKS.items():
-    if kind in device.device_kind:
-      return peak
+  if chip := chips.find(device.device_kind):
+    return chip.peak_flops
   return _measured() / len(jax.local_devices()) if device.platform == "cpu" else None
 
 

@@ -12,10 +12,10 @@ import tempfile
 import time
 
 from absl import flags
+from deltanet_jax.data.prepare import prepare
 from tqdm import tqdm
 
 from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus, training_batches
-from deltanet_jax.data.prepare import prepare
 from experiments.lib import app, records
 from experiments.lib.tables import table
 

@@ -5,14 +5,14 @@ python -m experiments.train --config=experiments/configs/demo.py:transformer --w
 """
 
 from deltanet_jax.config import (
-  AttentionConfig,
   CheckpointConfig,
   DataConfig,
-  DeltaNetConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
 )
+from deltanet_jax.mixers.attention import AttentionConfig
+from deltanet_jax.mixers.deltanet import DeltaNetConfig
 
 MIXERS = {
   "deltanet": DeltaNetConfig(key_size=64, value_size=64),
@@ -36,7 +36,12 @@ def get_config(mixer: str = "deltanet") -> TrainConfig:
       scan=False,  # a third faster on a CPU at this depth
     ),
     data=DataConfig(length=256, batch=8),
-    optimizer=OptimizerConfig(peak=5e-3, initial=3e-4, final=3e-4, warmup_tokens=100_000),
+    optimizer=OptimizerConfig(
+      learning_rate=5e-3,
+      initial_learning_rate=3e-4,
+      final_learning_rate=3e-4,
+      warmup_tokens=100_000,
+    ),
     checkpoint=CheckpointConfig(every=130),
     tokens=800_000,
     loss_chunk=256,

@@ -2,7 +2,6 @@
 
 import jax
 from absl import flags
-from jax.experimental import multihost_utils
 
 _MULTIHOST = flags.DEFINE_bool(
   "multihost", False, "One of several processes of a SLURM job or a TPU pod, found by itself."
@@ -25,15 +24,3 @@ def join():
     jax.distributed.initialize(*by_hand)
   elif _MULTIHOST.value:
     jax.distributed.initialize()
-
-
-def wait_for_all(name: str):
-  """Returns when every process has come here."""
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
-
-
-def say(line: str):
-  """Prints from the first process only."""
-  if jax.process_index() == 0:
-    print(line, flush=True)

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from experiments.hlo_bytes import hbm_bytes
 
 from deltanet_jax.generate.loop import Decoding, decode
 from deltanet_jax.generate.sample import Sampling
@@ -13,7 +14,6 @@ from deltanet_jax.models.build import abstract
 from deltanet_jax.ops import l2_norm
 from experiments import ahead_of_time as aot
 from experiments import kernel_programs
-from experiments.hlo_bytes import hbm_bytes
 from pallas_kernels.tiling import TPU_VMEM_LIMIT
 
 # Bundles per token and head of the forward at most; spills none on H100.

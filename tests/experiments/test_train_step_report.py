@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
+from experiments.hlo_costs import Program
 
 from deltanet_jax.config import DataConfig, DeltaNetConfig, MeshConfig, TrainConfig
 from deltanet_jax.models import preset
 from experiments import pod_report, pods
-from experiments.hlo_costs import Program
 
 # A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
 # gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.

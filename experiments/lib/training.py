@@ -1,0 +1,49 @@
+"""From a configuration to a trained model: its task opened, trained and validated."""
+
+import pathlib
+import sys
+
+import jax
+
+from deltanet_jax.config import TrainConfig
+from deltanet_jax.data import CorpusTask, load_tokenizer, open_corpus, shipped_corpus
+from deltanet_jax.data.corpus.prepare import prepare
+from deltanet_jax.eval import Validation
+from deltanet_jax.train import PreemptionError, check_start, train
+from experiments.lib import provenance
+from experiments.lib.processes import say, wait_for_all
+
+PREEMPTED = 75  # "try again later", sysexits.h
+
+
+def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
+  """The corpus of the configuration; the shipped novels are prepared into the workdir first.
+
+  Only after the configuration, the mesh and the folder have been found right.
+  """
+  check_start(cfg, workdir)
+  folder = cfg.data.corpus
+  if not folder:
+    folder = workdir / "corpus"
+    if jax.process_index() == 0:
+      prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
+    wait_for_all("corpus")
+  corpus = open_corpus(folder)
+  return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
+
+
+def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, *, profile: bool = False):
+  """Trains with validation, and returns its last numbers; exits with 75 if it was told to stop."""
+  try:
+    return train(
+      cfg,
+      workdir,
+      task,
+      evaluators=[Validation(task, cfg.eval_batches)],
+      origin=provenance.describe(),
+      profile=profile,
+      say=say,
+    )
+  except PreemptionError as e:
+    say(str(e))
+    sys.exit(PREEMPTED)
