@@ -19,11 +19,11 @@ _MIXERS = flags.DEFINE_bool("mixers", False, "The mixers and their formulas inst
 
 
 def show_mixers(names):
-  print(f"{'mixer':16}{'recurrence':58}{'read-out':28}file")
+  print(f"{'mixer':16}{'recurrence':62}{'read-out':28}file")
   for name in names:
     mixer = mixer_class(name)
     path = mixer.__module__.replace(".", "/") + ".py"
-    print(f"{name:16}{mixer.recurrence:58}{mixer.readout:28}{path}")
+    print(f"{name:16}{mixer.recurrence:62}{mixer.readout:28}{path}")
 
 
 def show_presets(names):

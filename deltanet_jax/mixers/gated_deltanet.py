@@ -46,7 +46,7 @@ class GatedDeltaNet(DeltaRuleMixer):
   """o_t = dk^-1/2 q_t S_t, S_t = e^{g_t} (I - beta_t k_t^T k_t) S_{t-1} + beta_t k_t^T v_t."""
 
   Config = GatedDeltaNetConfig
-  recurrence = "S_t = α_t S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ"
+  recurrence = "S_t = S_{t-1} (α_t (I - β_t k_t k_tᵀ)) + β_t v_t k_tᵀ"
   readout = "o_t = S_t q_t"
 
   def __init__(

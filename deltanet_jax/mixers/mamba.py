@@ -34,8 +34,8 @@ class Mamba(Mixer):
   """h_t = e^{dt_t A} h_{t-1} + dt_t B_t u_t per channel and state, y_t = C_t h_t + D u_t."""
 
   Config = MambaConfig
-  recurrence = "S_t = S_{t-1} ⊙ exp(-(Δ_t 1ᵀ) ⊙ exp(A)) + (Δ_t ⊙ v_t) k_tᵀ"
-  readout = "o_t = S_t q_t + D ⊙ v_t"
+  recurrence = "S_t = S_{t-1} ⊙ exp(-(α_t 1ᵀ) ⊙ exp(A)) + (α_t ⊙ v_t) k_tᵀ"
+  readout = "o_t = S_t q_t + d ⊙ v_t"
 
   def __init__(self, cfg: MambaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     del eps  # there is no norm inside

@@ -62,7 +62,7 @@ def tile_for(kernel, k):
 
 
 def clamp_chunk(chunk, dtype):
-  """The chunk that was asked for (None: 64), or the largest whose kernels of this dtype do not spill."""
+  """The chunk that was asked for, 64 if None, or the largest that does not spill for the dtype."""
   return min(chunk or 64, MAX_CHUNK[jnp.dtype(dtype).name])
 
 
