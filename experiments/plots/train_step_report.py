@@ -62,13 +62,18 @@ def figure(rows: list[dict]) -> Figure:
   """Memory of a device as a share of what it has."""
   found = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
   drawn, (axes,) = style.panels(1, 1, (7.0, 0.6 + 0.28 * len(found)))
-  names = [" · ".join([_name(key), key["mesh"] or "one device", key["remat"]]) for key, _ in found]
+  places = range(len(found))
+  names = []
+  for key, _ in found:
+    name, mesh, parts, remat = _case(key)
+    names.append(f"{name} · {mesh} · {parts} micro-batches, remat {remat}")
   share = lambda part: [100 * x["memory"][part] / x["device_memory"] for _, x in found]
   arguments, temporaries = share("arguments"), share("temporaries")
-  axes.barh(names, arguments, color=style.colour(0), label="weights, moments, batch")
-  axes.barh(names, temporaries, left=arguments, color=style.colour(1), label="temporaries")
+  axes.barh(places, arguments, color=style.colour(0), label="weights, moments, batch")
+  axes.barh(places, temporaries, left=arguments, color=style.colour(1), label="temporaries")
   for i, total in enumerate(share("total")):
     axes.text(total + 1, i, f"{total:.0f} %", va="center", fontsize=8)
+  axes.set_yticks(places, names)
   axes.axvline(100, color="0.3", lw=1)
   axes.set(xlabel="% of a device's memory", title="Does one update fit?")
   axes.invert_yaxis()

@@ -1,0 +1,51 @@
+"""How commands start: help with all flags, errors in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from experiments.lib import provenance
+
+COMMANDS = {
+  "experiments.bench.kernel_speed": ("--curve", "--results", "--[no]allow_modified"),
+  "experiments.bench.decode_speed": ("--context", "--[no]again"),
+  "experiments.bench.data_speed": ("--corpus", "--[no]again"),
+  "experiments.ahead.kernel_report": ("--target", "--[no]again"),
+  "experiments.ahead.kernel_errors": ("--results",),
+  "experiments.ahead.layer_report": ("--preset", "--results"),
+  "experiments.ahead.train_step_report": ("--config", "--target", "--[no]allow_modified"),
+  "experiments.plots": ("--results",),
+}
+
+
+def start(*words):
+  command = [sys.executable, "-m", *words]
+  return subprocess.run(command, cwd=provenance.CHECKOUT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_help_shows_all_flags(module):
+  shown = start(module, "--help").stdout
+  assert f"python -m {module}" in shown
+  for flag in COMMANDS[module]:
+    assert f"\n  {flag}:" in shown, shown
+
+
+@pytest.mark.parametrize(
+  "words, said",
+  [
+    (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
+    (
+      ["experiments.ahead.train_step_report"],
+      "train_step_report: --config and --target are needed; see --help",
+    ),
+    (
+      ["experiments.ahead.train_step_report", "--config=nowhere.py", "--target=h100x8"],
+      "--config: there is no such file: 'nowhere.py'",
+    ),
+  ],
+)
+def test_errors_are_one_line(words, said):
+  done = start(*words)
+  assert (done.returncode, done.stderr.strip()) == (1, said)

@@ -1,0 +1,58 @@
+"""Programs around the kernels, compiled for TPU and GPU: what they must not move."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from deltanet_jax.generate.loop import Decoding, decode
+from deltanet_jax.generate.sample import Sampling
+from deltanet_jax.models import preset
+from deltanet_jax.models.build import abstract
+from deltanet_jax.ops import l2_norm
+from experiments.ahead import targets
+from experiments.ahead.hlo import Program
+from experiments.ahead.worker import Worker, compile_function
+
+
+def decoding_loop(target):
+  """The HLO of eight tokens of a small model on `target`, and the shape of all its states."""
+  cfg = preset("deltanet-tiny", dtype="bfloat16", depth=3)
+  model = abstract(cfg)
+  now = jax.eval_shape(
+    lambda model: Decoding(
+      model.init_state(8, 16), jnp.zeros(8, jnp.int32), jnp.zeros(8, bool), jax.random.key(0)
+    ),
+    model,
+  )
+  stops = jax.ShapeDtypeStruct((0,), jnp.int32)
+  run = lambda model, now, stops: decode(model, now, stops, 8, Sampling())
+  compiled = compile_function(targets.one(target), run, (model, now, stops), donate=(1,))
+  return compiled.hlo, now.state[0][0]["S"].shape
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_decoding_moves_the_states_once(target):
+  """Only the kernel touches the states of all layers: nothing copies, slices or rebuilds them."""
+  with Worker(targets.one(target)) as worker:
+    hlo, shape = worker.call(decoding_loop, target)
+  states = f"f32[{','.join(map(str, shape))}]"
+  makers = re.findall(r"= (\(.*?\)|\S+) ([\w-]+)\(", hlo)
+  makers = {op for result, op in makers if states in result}
+  assert makers - {"parameter", "get-tuple-element", "tuple", "while"} == {"custom-call"}, makers
+
+
+def head_norm_bytes(target):
+  x = jax.ShapeDtypeStruct((16, 2048, 2048), jnp.bfloat16)
+  compiled = compile_function(targets.one(target), lambda x: l2_norm(x, 128), (x,))
+  moved = sum(move.bytes for move in Program(compiled.hlo).moves())
+  return moved / (x.size * x.dtype.itemsize)
+
+
+@pytest.mark.aot
+def test_norms_of_heads_keep_their_layout_on_tpu():
+  """Read for the sums, read, written; by a reduction over [B L H d] it is 19 times the array."""
+  with Worker(targets.one("v5e")) as worker:
+    assert worker.call(head_norm_bytes, "v5e") <= 4.1

@@ -1,0 +1,128 @@
+"""What is read from the text of a compiled program."""
+
+import pytest
+
+from experiments.ahead.hlo import Program, arrays
+
+# A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
+# gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.
+HLO = """
+HloModule m
+
+%gather.1 (p.1: bf16[2,8]) -> bf16[8,8] {
+  %p.1 = bf16[2,8]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[8,8]{1,0} all-gather(%p.1), channel_id=7, dimensions={0}, frontend_attributes={chain_id="0"}
+}
+
+%all-reduce-scatter.1 (p.2: f32[8,8]) -> f32[2,8] {
+  %p.2 = f32[8,8]{1,0} parameter(0)
+  %all-reduce.1 = f32[8,8]{1,0} all-reduce(%p.2), channel_id=8, to_apply=%add
+  ROOT %slice.1 = f32[2,8]{1,0} slice(%all-reduce.1), slice={[0:2], [0:8]}
+}
+
+%known (x.1: (s32[], bf16[2,8], f32[8,8])) -> (s32[], bf16[2,8], f32[8,8]) {
+  %x.1 = (s32[], bf16[2,8]{1,0}, f32[8,8]{1,0}) parameter(0)
+  %w = bf16[2,8]{1,0} get-tuple-element(%x.1), index=1
+  %start = (bf16[2,8]{1,0}, bf16[8,8]{1,0}) all-gather-start(%w), channel_id=1, dimensions={0}
+  %done = bf16[8,8]{1,0} all-gather-done(%start)
+  %dot.1 = f32[8,8]{1,0} dot(%done, %done), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %kernel = f32[8,8]{1,0} custom-call(%dot.1), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/delta_rule_fwd/pallas_call"}
+  ROOT %out.1 = (s32[], bf16[2,8]{1,0}, f32[8,8]{1,0}) tuple(%i, %w, %kernel)
+}
+
+%found (x.2: (f32[8,8], u32[])) -> (f32[8,8], u32[]) {
+  %x.2 = (f32[8,8]{1,0}, u32[]) parameter(0)
+  %two = u32[] constant(2), metadata={op_name="f"}
+  %i.2 = u32[] get-tuple-element(%x.2), index=1
+  %next = u32[] add(%i.2, %two)
+  %y = f32[8,8]{1,0} get-tuple-element(%x.2), index=0
+  %part = bf16[2,8]{1,0} fusion(%y), kind=kCustom, calls=%gather.1
+  %scattered = f32[2,8]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %out.2 = (f32[8,8]{1,0}, u32[]) tuple(%y, %next)
+}
+
+%below (x.3: (f32[8,8], u32[])) -> pred[] {
+  %x.3 = (f32[8,8]{1,0}, u32[]) parameter(0)
+  %eight = u32[] constant(8)
+  %i.3 = u32[] get-tuple-element(%x.3), index=1
+  ROOT %less = pred[] compare(%i.3, %eight), direction=LT
+}
+
+ENTRY %main (a: (s32[], bf16[2,8], f32[8,8])) -> f32[8,8] {
+  %a = (s32[], bf16[2,8]{1,0}, f32[8,8]{1,0}) parameter(0)
+  %while.1 = (s32[], bf16[2,8]{1,0}, f32[8,8]{1,0}) while(%a), condition=%c, body=%known, backend_config={"known_trip_count":{"n":"3"}}
+  %zero = u32[] constant(0)
+  %b = f32[8,8]{1,0} get-tuple-element(%while.1), index=2
+  %init = (f32[8,8]{1,0}, u32[]) tuple(%b, %zero)
+  %while.2 = (f32[8,8]{1,0}, u32[]) while(%init), condition=%below, body=%found
+  %whole = bf16[8,8]{1,0} fusion(%b), kind=kCustom, calls=%gather.1
+  %e = bf16[4,5,1]{2,1,0} parameter(1)
+  %k = bf16[5,6,2]{2,1,0} parameter(2)
+  ROOT %conv = bf16[4,6,2]{2,1,0} convolution(%e, %k), window={size=2 pad=1_1 rhs_reversal=1}, dim_labels=bf0_io0->bf0
+}
+"""  # noqa: E501
+
+
+def test_loops_and_fusions_are_counted():
+  program = Program(HLO)
+  assert program.collectives() == {
+    # 3 rounds, and the one in two fusions once: 8 x 8 numbers of 2 bytes each time.
+    "all-gather": (4, 4 * 128),
+    "reduce-scatter": (4, 4 * 256),
+  }
+  # The convolution has two places, each with one tap inside: 5 products for each of 4 x 6 x 2.
+  assert program.product_flops() == {"bf16": 3 * 2 * 8**3 + 2 * 48 * 5}
+  assert program.kernels() == {"delta_rule_fwd": 3}
+  assert not program.unknown
+
+
+def test_a_loop_without_a_count_is_named():
+  program = Program(HLO.replace("direction=LT", "direction=NE"))
+  assert program.collectives()["reduce-scatter"] == (1, 256)
+  assert program.unknown == {"while.2"}
+
+
+def test_an_upper_bound_for_branches():
+  """Which branch runs is not known: each counts."""
+  whole = "%b = f32[8,8]{1,0} get-tuple-element(%while.1), index=2"
+  branches = "true_computation=%known, false_computation=%known"
+  both = f"{whole}\n  %c = (f32[8,8]) conditional(%p, %a, %a), {branches}"
+  assert Program(HLO.replace(whole, both)).kernels() == {"delta_rule_fwd": 5}
+
+
+TILES = """
+ENTRY %main (x: bf16[4,64]) -> bf16[4,64] {
+  %x = bf16[4,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %y = (bf16[4,64]{1,0:T(8,128)(2,1)S(1)}, bf16[4,64]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%x)
+  %z = bf16[4,64]{1,0:T(8,128)(2,1)S(1)} copy-done(%y)
+  ROOT %f.1 = bf16[4,64]{1,0:T(8,128)(2,1)} custom-call(%z, %z), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/transpose(jvp(f))/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_bytes_of_padded_tiles():
+  """A [4, 64] array fills a tile of 8 x 128; from HBM it is read once and written once."""
+  copy, kernel = Program(TILES).moves()
+  assert copy.bytes + kernel.bytes == 2 * 8 * 128 * 2
+  assert (copy.kernel, kernel.kernel) == (None, "f")
+  assert kernel.kernel_bytes == 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+  "shape, size",
+  [
+    ("s4[6]{0}", 3),
+    ("u16[5]{0}", 10),
+    ("f8e4m3fn[2,3]{1,0}", 6),
+    ("(bf16[4]{0}, token[], pred[])", 9),
+    ("c128[]", 16),
+    ("opaque[]", 0),
+  ],
+)
+def test_widths(shape, size):
+  assert sum(x.bytes for x in arrays(shape)) == size
+
+
+def test_an_unknown_dtype_is_named():
+  with pytest.raises(ValueError, match=r"unknown width, 'f6e2m3'\.$"):
+    arrays("(f32[2]{0}, f6e2m3[8]{0})")

@@ -1,0 +1,54 @@
+"""Tables and figures of the rows in the repository."""
+
+import pytest
+
+from experiments.lib import records
+from experiments.lib.tables import table
+from experiments.plots import __main__ as plots
+from experiments.plots import kernel_speed
+
+PROVENANCE = dict(machine="a machine", commit="abc", date="2026-01-01T00:00:00")
+
+
+MEASURED = [name for name in plots.MODULES if records.read(name)]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_tables_are_narrow(name):
+  text = plots.document(name, records.read(name))
+  lines = [line for line in text.splitlines() if line.startswith("|")]
+  assert lines and all(line.count("|") <= 10 for line in lines)
+
+
+@pytest.mark.parametrize("name", plots.MODULES)
+def test_documents_show_the_rows(name):
+  """The files in the repository are those that the rows make."""
+  rows, file = records.read(name), records.results() / name / "table.md"
+  assert file.exists() == bool(rows)
+  if rows:
+    assert file.read_text() == plots.document(name, rows), "run python -m experiments.plots"
+
+
+def speed_rows():
+  shape = dict(head_size=64, batch=1, heads=4, length=512, dtype="float32")
+  key = lambda curve, direction, form: dict(curve=curve, **shape, direction=direction, form=form)
+  figures = dict(seconds=0.01, microseconds_per_token_and_head=1.0, temporary_bytes=1, rounds=1)
+  for form in ("recurrent", "chunkwise"):
+    for direction in ("forward", "forward+backward"):
+      yield key("length", direction, form), figures | dict(speedup=2.0)
+  for form in ("recurrent", "chunkwise", "default"):
+    yield key("forward", "forward", form), figures | dict(speedup=2.0, over_fastest=1.0)
+  yield key("batch_heads", "forward+backward", "default"), figures | dict(over_cheapest=1.0)
+
+
+def test_kernel_speed_beside_the_paper():
+  rows = [dict(key=k, figures=x, provenance=PROVENANCE) for k, x in speed_rows()]
+  text = kernel_speed.tables(rows)
+  assert text.count("## ") == 3 and "4.0 ×" in text  # the paper's at 512 tokens
+  assert len(kernel_speed.figure(rows).axes) == 4
+
+
+def test_a_table_aligns_words_and_numbers():
+  assert table(["name", "n"], [["a", "1"], ["bcd", "10"]]) == (
+    "| name |   n |\n| ---- | --: |\n| a    |   1 |\n| bcd  |  10 |\n"
+  )
