@@ -14,8 +14,9 @@ from deltanet_jax.ops import delta_rule, numerics
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from experiments.lib import app, records
 from experiments.lib.tables import table
+from pallas_kernels.bf16 import PARTS
 
-PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
+PRECISIONS = tuple(PARTS)
 # Tokens per chunk, the kernels' own for float32; substitution over 128 rows compiles for minutes.
 CHUNKS = {"pallas_tpu": 128, "pallas_gpu": 32}
 SUBSTITUTION_CHUNK = 32
