@@ -30,7 +30,7 @@ class MatrixStateMixer(Mixer):
 
   def erasing_flops(self, C: int) -> float:
     """Multiply-adds per token and head beyond those of linear attention."""
-    return 0
+    return 0.0
 
 
 class DeltaRuleMixer(MatrixStateMixer):
