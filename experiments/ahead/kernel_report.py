@@ -109,7 +109,7 @@ def main():
   failed = sum(not figures["compiles"] for _, figures in rows)
   if rows:
     print(show(rows))
-  print(f"{len(rows)} kernels compiled now, {failed} of them did not; all rows: {out.path}")
+  print(f"{len(rows)} kernels, {failed} of them did not compile; all rows: {out.path}")
 
 
 if __name__ == "__main__":

@@ -88,6 +88,12 @@ def _program(rule, direction):
   return jax.jit(lambda inputs, _: dict(zip(("o", "S"), rule(**inputs))))
 
 
+@functools.cache
+def _truth(direction):
+  """One program for all shapes: of a single row and head it is compiled once for each length."""
+  return _program(rule_of("recurrent"), direction)
+
+
 def prepare(curve: str, spec: Spec) -> list[Problem]:
   """Compiles all forms of a shape and checks each against the recurrence.
 
@@ -115,7 +121,7 @@ def check(problem: Problem):
   """
   got = jax.tree.map(np.asarray, problem.run())
   direction, dtype = problem.key["direction"], problem.key["dtype"]
-  truth = _program(rule_of("recurrent"), direction)
+  truth = _truth(direction)
   for row, head in ((0, 0), (-1, -1)):
     rows = slice(row, row + 1 or None)
     heads = slice(head, head + 1 or None)

@@ -16,17 +16,18 @@ _PACKAGES = ("deltanet_jax", "pallas_kernels", "experiments")
 
 
 def describe() -> dict:
-  """Machine, versions, commit and date; `modified` is there, and true, if the code is not it."""
+  """Machine, versions, commit and date; `modified` is there, and true, if the code is no commit."""
+  found = commit()
   origin = dict(
     machine=_machine(),
     device=jax.devices()[0].device_kind,
     backend=jax.default_backend(),
     jax=jax.__version__,
     python=platform.python_version(),
-    commit=commit() or "unknown",
+    commit=found or "unknown",
     date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
   )
-  return origin | (dict(modified=True) if modified_code() else {})
+  return origin | (dict(modified=True) if found is None or modified_code() else {})
 
 
 def commit(checkout: pathlib.Path = CHECKOUT) -> str | None:

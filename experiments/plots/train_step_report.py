@@ -61,12 +61,12 @@ def tables(rows: list[dict]) -> str:
 def figure(rows: list[dict]) -> Figure:
   """Memory of a device as a share of what it has."""
   found = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
-  drawn, (axes,) = style.panels(1, 1, (7.0, 0.6 + 0.28 * len(found)))
+  drawn, (axes,) = style.panels(1, 1, (8.0, 0.6 + 0.28 * len(found)))
   places = range(len(found))
   names = []
   for key, _ in found:
-    name, mesh, parts, remat = _case(key)
-    names.append(f"{name} · {mesh} · {parts} micro-batches, remat {remat}")
+    name, mesh, micro_batches, remat = _case(key)
+    names.append(f"{name} · {mesh} · {micro_batches} × {remat}")
   share = lambda part: [100 * x["memory"][part] / x["device_memory"] for _, x in found]
   arguments, temporaries = share("arguments"), share("temporaries")
   axes.barh(places, arguments, color=style.colour(0), label="weights, moments, batch")
@@ -75,7 +75,10 @@ def figure(rows: list[dict]) -> Figure:
     axes.text(total + 1, i, f"{total:.0f} %", va="center", fontsize=8)
   axes.set_yticks(places, names)
   axes.axvline(100, color="0.3", lw=1)
-  axes.set(xlabel="% of a device's memory", title="Does one update fit?")
+  axes.set(
+    xlabel="% of a device's memory",
+    title="Does one update fit? model · mesh · micro-batches × remat",
+  )
   axes.invert_yaxis()
   axes.grid(visible=False, axis="y")
   axes.legend(loc="lower right")

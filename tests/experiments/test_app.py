@@ -1,5 +1,7 @@
 """How commands start: help with all flags, errors in one line."""
 
+import importlib.util
+import re
 import subprocess
 import sys
 
@@ -49,3 +51,10 @@ def test_help_shows_all_flags(module):
 def test_errors_are_one_line(words, said):
   done = start(*words)
   assert (done.returncode, done.stderr.strip()) == (1, said)
+
+
+def test_commands_of_the_documents_exist():
+  text = (provenance.CHECKOUT / "experiments/README.md").read_text()
+  modules = set(re.findall(r"python -m (experiments[\w.]*)", text))
+  assert COMMANDS.keys() <= modules
+  assert not [module for module in modules if importlib.util.find_spec(module) is None]
