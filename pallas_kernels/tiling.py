@@ -6,7 +6,7 @@ import jax.numpy as jnp
 LANES = 128  # last dimension of a TPU vector register
 SUBLANES = 8  # second to last, of 32-bit numbers
 # Bytes of VMEM that one kernel may claim: half of v5p's (v5e and v6e have 128 MiB), twice what the
-# largest one takes (`experiments.kernel_report`).
+# largest one takes (`experiments.ahead.kernel_report`).
 TPU_VMEM_LIMIT = 32 * 2**20
 
 

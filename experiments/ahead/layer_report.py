@@ -36,7 +36,7 @@ def compile_layer(target, preset_name, mixer, batch, length, backward):
   To be called in a Worker.
   """
   cfg = preset(preset_name)
-  make = lambda: build_mixer(cfg.mixers[mixer], cfg.width, eps=1e-6, std=0.02, rngs=nnx.Rngs(0))
+  make = lambda: build_mixer(cfg.mixers[mixer], cfg.width, rngs=nnx.Rngs(0))
   graph, weights = nnx.split(nnx.eval_shape(make))
   weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16), weights)
   x = jax.ShapeDtypeStruct((batch, length, cfg.width), jnp.bfloat16)
