@@ -12,10 +12,16 @@ import tempfile
 import time
 
 from absl import flags
-from deltanet_jax.data.prepare import prepare
 from tqdm import tqdm
 
-from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus, training_batches
+from deltanet_jax.data import (
+  CorpusTask,
+  load_tokenizer,
+  open_corpus,
+  shipped_corpus,
+  training_batches,
+)
+from deltanet_jax.data.corpus.prepare import prepare
 from experiments.lib import app, records
 from experiments.lib.tables import table
 
@@ -27,9 +33,10 @@ _TOKENS = flags.DEFINE_integer("tokens", 4_000_000, "Tokens per timed round.", l
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Timed rounds; the best one counts.", lower_bound=1)
 
 
-def tokens_per_second(split, length: int, workers: int) -> float:
+def tokens_per_second(corpus, length: int, workers: int) -> float:
   """The best of some rounds, after a first few batches."""
-  batches = training_batches(split, length=length, batch=_BATCH.value, workers=workers)
+  task = CorpusTask(corpus, length=length, batch=_BATCH.value)
+  batches = training_batches(task, workers=workers)
   steps = max(_TOKENS.value // (_BATCH.value * length), 1)
   best = 0.0
   for warm_up in [True] + [False] * _ROUNDS.value:
@@ -55,11 +62,11 @@ def main():
   with tempfile.TemporaryDirectory() as folder:
     if not _CORPUS.value:
       prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
-    split = open_corpus(_CORPUS.value or folder).train
+    opened = open_corpus(_CORPUS.value or folder)
     for key in tqdm([x for x in keys if not out.has(x)], unit="case"):
       start = time.perf_counter()
-      speed = tokens_per_second(split, key["length"], key["workers"])
-      figures = dict(tokens_per_second=speed, corpus_tokens=split.tokens)
+      speed = tokens_per_second(opened, key["length"], key["workers"])
+      figures = dict(tokens_per_second=speed, corpus_tokens=opened.train.tokens)
       out.write(key, figures, time.perf_counter() - start)
       lines.append([*map(str, key.values()), f"{speed / 1e6:.2f}"])
   if lines:

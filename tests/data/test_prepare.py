@@ -155,7 +155,7 @@ def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
   with (
     prepare._locked(tmp_path / "a" / ".partial"),
-    pytest.raises(ValueError, match="Another run"),
+    pytest.raises(ValueError, match="Another process"),
   ):
     prepare.prepare(source, tmp_path / "a", BYTES)
 

@@ -16,7 +16,7 @@ from deltanet_jax.interop.fla_config import from_fla
 from deltanet_jax.models import preset
 from deltanet_jax.models.build import abstract
 from deltanet_jax.ops.numerics import rel_rms
-from tests.interop import plain_deltanet
+from tests.support import plain_deltanet
 from tests.support.models import random_model
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "model_f32_T40"

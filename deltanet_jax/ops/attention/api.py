@@ -2,12 +2,12 @@
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.forms import attend, causal_mask, portable
 from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.platform import target_platform
 
 Implementation = Literal["plain", "xla", "cudnn"]
 
@@ -34,7 +34,8 @@ def causal_attention(
   if window is not None and window < 1:
     raise ValueError(f"window is {window}, expected at least 1 key, the token's own.")
   if implementation is None:
-    cudnn = target_platform() == "gpu" and _cudnn_serves(q)
+    # Not `target_platform`: JAX asks the installed cuDNN for its version while tracing.
+    cudnn = jax.default_backend() == "gpu" and _cudnn_serves(q)
     implementation = "cudnn" if cudnn else portable(q)
   documents = None if segment_ids is None else number_documents(segment_ids)
   if window is None or 2 * window >= L or implementation == "cudnn":
