@@ -18,7 +18,7 @@ from deltanet_jax.ops.checks import (
   check_qk,
   check_segment_ids,
 )
-from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
+from deltanet_jax.ops.delta_rule import chunkwise, parallel, recurrent
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
@@ -60,7 +60,7 @@ def delta_rule(
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
       to 64 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
-    implementation: "recurrent" (the definition, a scan over tokens), "chunkwise" (a scan over
+    implementation: "recurrent" (a scan over tokens), "chunkwise" (a scan over
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
       takes the fastest that this process's platform has for these inputs; "by_platform" leaves
@@ -77,6 +77,7 @@ def delta_rule(
   check_chunk(chunk)
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
+  primal = "fastest" if implementation is None and chunk is None else "chunks"
   if implementation is None:
     serves = _kernel_serves(q, k, v, g, S0)
     implementation = _BY_BACKEND.get(jax.default_backend(), "chunkwise") if serves else "chunkwise"
@@ -102,8 +103,9 @@ def delta_rule(
   documents = None if segment_ids is None else number_documents(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
-    return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, scale=float(scale), chunk=chunk)
-  form = reference.recurrent if implementation == "recurrent" else parallel.parallel
+    options = dict(scale=float(scale), chunk=chunk, primal=primal)
+    return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, **options)
+  form = recurrent.recurrent if implementation == "recurrent" else parallel.parallel
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   with products_for(v.dtype):
