@@ -19,8 +19,13 @@ from deltanet_jax.ops import (
   ut_transform,
   wy_representation,
 )
+from deltanet_jax.ops.delta_rule.chunkwise import chunkwise
+from deltanet_jax.ops.delta_rule.recurrent import recurrent
+from deltanet_jax.ops.delta_rule.reference import recurrent as definition
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.numerics import cast, rel_rms
+from deltanet_jax.ops.platform import compiling_for
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import REL_RMS, assert_close
 
@@ -55,6 +60,51 @@ def test_chunkwise_equals_recurrence(L, chunk, packed, gate, dtype):
   inputs, want = reference(spec_of(L, gate, packed), scale=0.3)
   got = value_and_grads(inputs, dtype, chunk=chunk, scale=0.3, implementation="chunkwise")
   assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_fast_recurrence_equals_the_definition(gate, packed):
+  inputs = jax_inputs(dataclasses.replace(spec_of(20, gate, packed), Hv=2))
+  segment_ids = inputs.pop("segment_ids", None)
+  documents = None if segment_ids is None else number_documents(segment_ids)
+  cotangents = jax_inputs(dataclasses.replace(spec_of(20, gate, packed), Hv=2), seed=1)
+  names = [name for name in ("q", "k", "v", "beta", "g", "S0") if name in inputs]
+
+  def outputs(recurrence):
+    f = lambda x: recurrence(*(x.get(n) for n in ("q", "k", "v", "beta", "g", "S0")), documents)
+    values, pull = jax.vjp(f, inputs)
+    (grads,) = pull((cotangents["v"], cotangents["S0"]))
+    return [*values, *(grads[name] for name in names)]
+
+  for got, want in zip(outputs(recurrent), outputs(definition), strict=True):
+    assert rel_rms(got, want) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_primal_may_be_a_scan(dtype):
+  """Without gradients the fastest form runs, token by token here; with them chunks, as ever."""
+  inputs = cast(jax_inputs(spec_of(37, "none", False)), dtype)
+  names = ("q", "k", "v", "beta")
+  f = lambda x: delta_rule(**x, scale=0.5)
+  chunks = lambda x: delta_rule(**x, scale=0.5, implementation="chunkwise")
+  limit = REL_RMS[dtype][0]
+  for got, want in zip(jax.jit(f)(inputs), jax.jit(chunks)(inputs), strict=True):
+    assert got.dtype == want.dtype and rel_rms(got, want) < limit
+  with_gradient = jax.make_jaxpr(lambda x: jax.vjp(f, x)[0])(inputs)
+  assert "length=37" in str(jax.make_jaxpr(f)(inputs))
+  assert "length=37" not in str(with_gradient)
+  with compiling_for("gpu"):
+    free = dict(scale=1.0, chunk=None, primal="fastest")
+    run = lambda x: chunkwise(*(x[n] for n in names), None, inputs["S0"], None, **free)
+    assert "length=37" not in str(jax.make_jaxpr(run)(inputs))
+
+
+@pytest.mark.parametrize("B,H,Hv", [(1, 6, 6), (3, 2, 4), (5, 1, 1), (2, 1, 8)])
+def test_groups_of_heads(B, H, Hv):
+  """More heads than are worked on together, in numbers that divide evenly or not."""
+  inputs, want = reference(Spec(B=B, L=70, H=H, Hv=Hv, dk=8, dv=12, gate="scalar", packed=True))
+  assert_close(value_and_grads(inputs, "float64", chunk=16), want, "float64")
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def delta_rule(
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
       to 64 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
-    implementation: "recurrent" (the definition, a scan over tokens), "chunkwise" (a scan over
+    implementation: "recurrent" (a scan over tokens), "chunkwise" (a scan over
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
       takes the fastest that the platform has for these inputs, this process's or the one named
@@ -62,8 +62,7 @@ def delta_rule(
   """
   check_inputs(q, k, v, beta=beta, g=g, S0=S0, segment_ids=segment_ids)
   check_chunk(chunk)
-  implementation = implementation or fastest(q, k, v, beta, g, S0)
-  form = _form(implementation, interpret)
+  form = _form(implementation, interpret) or fastest(q, k, v, beta, g, S0)
   options = dict(scale=float(scale), chunk=chunk)
   if form.kernel:
     options["inverse_precision"] = inverse_precision
@@ -78,9 +77,11 @@ def delta_rule(
 
 
 def _form(implementation, interpret):
-  check_implementation(implementation, FORMS)
-  form = FORMS[implementation]
-  if interpret and not form.interprets:
+  """The form of this name, None for no name."""
+  if implementation is not None:
+    check_implementation(implementation, FORMS)
+  form = FORMS.get(implementation)
+  if interpret and not (form and form.interprets):
     raise ValueError(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
@@ -106,8 +107,7 @@ def delta_rule_step(
     implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
       kernel's, for decoding only, reads and writes the state once.
   """
-  implementation = implementation or fastest(q_t, k_t, v_t, beta_t, g_t, S)
-  form = _form(implementation, interpret)
+  form = _form(implementation, interpret) or fastest(q_t, k_t, v_t, beta_t, g_t, S)
   options = dict(scale=float(scale), interpret=True) if interpret else dict(scale=float(scale))
   return form.step((q_t, k_t, v_t, beta_t), S, g_t, **options)
 

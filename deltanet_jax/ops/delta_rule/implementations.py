@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.ops import slot
-from deltanet_jax.ops.delta_rule import chunkwise, parallel, reference
+from deltanet_jax.ops.delta_rule import chunkwise, parallel
+from deltanet_jax.ops.delta_rule.recurrent import recurrent
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.platform import target_platform
@@ -56,10 +57,16 @@ def _state(q, v, S0, dtype):
   return jnp.zeros(shape, dtype) if S0 is None else S0.astype(dtype)
 
 
-def _chunkwise(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
+def _chunkwise(q, k, v, beta, g, S0, segment_ids, *, primal="chunks", **options):
   documents = None if segment_ids is None else number_documents(segment_ids)
   S0 = _state(q, v, S0, state_dtype(q, k, v, beta, g, S0))
-  return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
+  return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, primal=primal, **options)
+
+
+def _fastest_plain(*inputs, chunk, **options):
+  """Chunks for gradients; where none are taken and no chunk is asked for, tokens if faster."""
+  primal = "fastest" if chunk is None else "chunks"
+  return _chunkwise(*inputs, chunk=chunk, primal=primal, **options)
 
 
 def _kernel(name):
@@ -88,7 +95,7 @@ def _kernel_step(name):
   return step
 
 
-_recurrent = _plain(reference.recurrent)
+_recurrent = _plain(recurrent)
 
 
 def _recurrent_step(token, S, g_t, *, scale):
@@ -136,7 +143,9 @@ FORMS = {
 Implementation = Literal[tuple(FORMS)]
 
 
-def fastest(q, k, v, beta, g, S0) -> str:
-  """The name of the fastest form for these inputs, of a sequence or a token."""
+def fastest(q, k, v, beta, g, S0) -> Form:
+  """The platform's fastest form for these inputs, of a sequence or a token."""
   name = _FASTEST.get(target_platform())
-  return "chunkwise" if name is None or refusal(q, k, v, beta, g, S0) else name
+  if name is None or refusal(q, k, v, beta, g, S0):
+    return Form(_fastest_plain, _recurrent_step)
+  return FORMS[name]

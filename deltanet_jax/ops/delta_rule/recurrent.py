@@ -1,0 +1,43 @@
+"""The delta rule token by token, as fast as a plain scan goes; `reference.py` is its definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def recurrent(q, k, v, beta, g, S0, documents):
+  """`lax.scan` over tokens of all heads at once, `[B L H ·]`, one key head per value head.
+
+  Time is the leading axis, so that a step reads one piece of memory; rows and heads are one axis,
+  and beta meets the vector v - k S rather than the outer product. With gradients that is 3 to
+  4 times as fast on a CPU as the definition.
+
+  Args:
+    documents: `[B L]` document number of each token or None; the state is emptied where it changes.
+  """
+
+  # Recomputing a step from the state before it halves what is kept, and memory is what costs.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def step(S, token):
+    q, k, v, beta, g, new_document = token
+    if new_document is not None:
+      S = jnp.where(new_document[:, None, None], 0, S)
+    if g is not None:
+      S = jnp.exp(g if g.ndim == 2 else g[:, None])[..., None] * S
+    R = beta[:, None] * (v - jnp.einsum("nk,nkv->nv", k, S))
+    S = S + k[:, :, None] * R[:, None]
+    return S, jnp.einsum("nk,nkv->nv", q, S)
+
+  B, L, H, dv = v.shape
+  new_document = None
+  if documents is not None:
+    new_document = jnp.diff(documents, axis=1, prepend=documents[:, :1]) != 0
+    new_document = jnp.broadcast_to(new_document[:, :, None], (B, L, H))
+  tokens = jax.tree.map(
+    lambda x: jnp.moveaxis(x, 1, 0).reshape(L, B * H, *x.shape[3:]),
+    (q, k, v, beta, g, new_document),
+  )
+  S, o = lax.scan(step, S0.reshape(B * H, *S0.shape[2:]), tokens)
+  return jnp.moveaxis(o.reshape(L, B, H, dv), 0, 1), S.reshape(S0.shape)
