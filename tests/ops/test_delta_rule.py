@@ -103,7 +103,7 @@ def test_primal_may_be_a_scan(dtype):
 @pytest.mark.parametrize("B,H,Hv", [(1, 6, 6), (3, 2, 4), (5, 1, 1), (2, 1, 8)])
 def test_groups_of_heads(B, H, Hv):
   """More heads than are worked on together, in numbers that divide evenly or not."""
-  inputs, want = reference(Spec(B=B, L=70, H=H, Hv=Hv, dk=8, dv=12, gate="scalar", packed=True))
+  inputs, want = reference(Spec(B=B, L=70, H=H, Hv=Hv, dk=8, dv=96, gate="scalar", packed=True))
   assert_close(value_and_grads(inputs, "float64", chunk=16), want, "float64")
 
 

@@ -46,7 +46,7 @@ def delta_rule(
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
-      to 64 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
+      to 128 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
     implementation: "recurrent" (a scan over tokens), "chunkwise" (a scan over
       chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
       kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None

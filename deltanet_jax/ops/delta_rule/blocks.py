@@ -9,15 +9,15 @@ from jax import lax
 
 from deltanet_jax.ops.platform import target_platform
 
-# Tokens times head size that are worked on together: 512 tokens of size 64. The intermediates of
-# one block stay in the CPU's cache, none of them ever has the length of the sequence, and a block
-# still fills a GPU. A decay per key channel makes the scores sixteen times as large. Measurements
-# of this and of the default chunk: BUILD_NOTES.md.
-_BLOCK = 2**15
+# Tokens times head size that are worked on together: 256 tokens of size 64. The intermediates of
+# one block stay in the CPU's cache, and none of them ever has the length of the sequence. A decay
+# per key channel makes the scores sixteen times as large. Measurements: BUILD_NOTES.md.
+_BLOCK = 2**14
 _BLOCK_VECTOR = 2**13
-# Heads of all rows that are worked on together on a CPU, for the same reason. Groups follow one
-# another, so that a token of a head costs the same however many rows and heads there are.
-_GROUP = 4
+# Heads (of all rows) times head size that are worked on together on a CPU, for the same reason:
+# 4 heads of size 64. Groups follow one another, so that a token of a head costs the same however
+# many rows and heads there are. Elsewhere all of them are one group.
+_GROUP = 2**8
 
 
 class Inputs(NamedTuple):
@@ -48,15 +48,16 @@ def sizes_for(q, v, g, chunk) -> Sizes:
   """Sizes for whole inputs `[B L H ·]`; `chunk` is the largest C, None the fastest on a CPU."""
   B, L, H, dk = q.shape
   size, repeats = max(dk, v.shape[3]), v.shape[2] // H
-  C = min(chunk or (32 if size <= 64 else 64), 1 << (L - 1).bit_length())
+  C = min(chunk or (32 if size <= 128 else 64), 1 << (L - 1).bit_length())
   tokens = (_BLOCK if g is None or g.ndim == 3 else _BLOCK_VECTOR) // size
   total = -(-L // C)
   chunks = -(-total // -(-total // max(tokens // C, 1)))
   if target_platform() != "cpu":
     return Sizes(C, chunks, B, H)
   divisor = lambda n, most: max(i for i in range(1, n + 1) if n % i == 0 and i <= max(most, 1))
-  heads = divisor(H, _GROUP // repeats)
-  return Sizes(C, chunks, divisor(B, _GROUP // (heads * repeats)), heads)
+  most = _GROUP // (size * repeats)
+  heads = divisor(H, most)
+  return Sizes(C, chunks, divisor(B, most // heads), heads)
 
 
 class Places:

@@ -122,7 +122,7 @@ def gradients(x, decay, G, states, dO, dstates):
   # Queries and keys again: rows F S get the gradients D, the scores G of F and K get E.
   D = jnp.stack([dO, -dY])
   E = jnp.einsum("xiv,jv->xij", D, R) * _causal(R.shape[0], R.dtype)
-  # A product with ones: XLA:CPU sums the rows of so many small matrices eight times as slowly.
+  # A product with ones: as a sum over rows XLA:CPU makes it 4 % of forward and backward together.
   dbeta = ((dY * Z) @ jnp.ones((Z.shape[1], 1), Z.dtype))[:, 0] + (E[1] * G[1]).sum(axis=1)
   strength = jnp.stack([jnp.ones_like(x.beta), x.beta])[:, :, None]
   D, E = strength * D, strength * E

@@ -163,25 +163,8 @@ def _over_chunks(f):
 
 
 def _scan_chunks(f, carry, X, xs, reverse=False):
-  """Scan of f(carry, (X, *xs)) over chunks, all heads at once; like `lax.scan`.
-
-  Results are written into memory that nobody fills with zeros first, as `lax.scan` would.
-  """
-  xs = (X, *xs)
-  f = jax.vmap(jax.vmap(f))
-  M = X.X.shape[0]
-  _, one = jax.eval_shape(f, carry, jax.tree.map(lambda x: x[0], xs))
-
-  def step(carry, x):
-    carry, results = carry
-    i, x = x
-    carry, new = f(carry, x)
-    put = lambda whole, part: lax.dynamic_update_index_in_dim(whole, part, i, 0)
-    return (carry, jax.tree.map(put, results, new)), None
-
-  results = jax.tree.map(lambda x: lax.empty((M, *x.shape), x.dtype), one)
-  (carry, results), _ = lax.scan(step, (carry, results), (jnp.arange(M), xs), reverse=reverse)
-  return carry, results
+  """Scan of f(carry, (X, *xs)) over chunks, all heads at once."""
+  return lax.scan(jax.vmap(jax.vmap(f)), carry, (X, *xs), reverse=reverse)
 
 
 def _reflecting(inputs):
