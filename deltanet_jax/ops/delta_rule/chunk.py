@@ -83,21 +83,18 @@ def _next_state(S, R, x, decay):
   return decay.whole * S + (decay.out * x.k).T @ R
 
 
-def state(S, xs):
-  """S after the chunk; kept are S before it, Z = V - K S and the pseudo values R."""
-  X, x, decay = xs
-  KS = _into(x.k, decay) @ S
-  R = X.of_sum(x.beta[:, None] * x.v, -x.beta[:, None] * KS)
-  Z = x.v - KS
-  return _next_state(S, R, x, decay), (S, Z, R)
-
-
 def output(S, xs):
-  """S after the chunk, and its output O."""
+  """S after the chunk; its output O, and Z = V - K S and the pseudo values R for the backward."""
   X, x, decay, P = xs
   QS, KS = _into(jnp.stack([x.q, x.k]), decay) @ S
   R = X.of_sum(x.beta[:, None] * x.v, -x.beta[:, None] * KS)
-  return _next_state(S, R, x, decay), QS + P @ R
+  return _next_state(S, R, x, decay), (QS + P @ R, x.v - KS, R)
+
+
+def state(S, xs):
+  """S after the chunk, and S before it."""
+  R, x, decay = xs
+  return _next_state(S, R, x, decay), S
 
 
 def before_scan(x, decay, dO):

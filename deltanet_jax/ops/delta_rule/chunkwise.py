@@ -85,7 +85,7 @@ def _chunkwise(inputs, S0, scale, sizes, scanned):
 
 
 def _forward(inputs, S0, scale, sizes, scanned):
-  """o and S by chunks; as residuals the inputs, chunk inverses and states at block borders."""
+  """o and S by chunks; kept beside the inputs: X, Z, R and the states at block borders."""
   places = Places(inputs, sizes)
 
   def run(correct):
@@ -96,9 +96,9 @@ def _forward(inputs, S0, scale, sizes, scanned):
       decay, P, KK = _over_chunks(one_chunk.intra)(x)
       X = unit_lower_inverse(x.beta[..., None] * KK)
       rest = _with_rest(X, x, KK, decay, correct)
-      S_next, O = _scan_chunks(one_chunk.output, S, rest, (x, decay, P))
+      S_next, (O, Z, R) = _scan_chunks(one_chunk.output, S, rest, (x, decay, P))
       states = places.put_state(states, S_next, place)
-      return (S_next, states, places.put(o, O, place)), (X, S)
+      return (S_next, states, places.put(o, O, place)), (X, S, Z, R)
 
     first = jnp.zeros_like(places.take_state(S0, places.numbers[0]))
     (_, S, o), saved = lax.scan(one_block, (first, _empty(S0), _empty(inputs.v)), places.numbers)
@@ -119,16 +119,16 @@ def _backward(scale, sizes, scanned, residuals, cotangents):
   def run(correct):
     def one_block(carry, xs):
       dS, dS0, grads = carry
-      place, (X, S) = xs
+      place, (X, S, Z, R) = xs
       dS = jnp.where(place[1] == places.last_token, places.take_state(dS_last, place), dS)
       x = places.inputs(inputs, place, scale, S.dtype)
       dO = places.chunks(do, place, S.shape[1], S.dtype)
       decay = _over_chunks(one_chunk.chunk_decay)(x)
       G, from_output = _over_chunks(one_chunk.before_scan)(x, decay, dO)
       X = _with_rest(X, x, G[..., 1, :, :], decay, correct)
-      _, states = _scan_chunks(one_chunk.state, S, X, (x, decay))
+      _, S = _scan_chunks(one_chunk.state, S, R, (x, decay))
       dS, dstates = _scan_chunks(one_chunk.dstate, dS, X, (x, decay, from_output), reverse=True)
-      dq, *rest = _over_chunks(one_chunk.gradients)(x, decay, G, states, dO, dstates)
+      dq, *rest = _over_chunks(one_chunk.gradients)(x, decay, G, (S, Z, R), dO, dstates)
       put = lambda whole, part: places.put(whole, part, place)
       grads = jax.tree.map(put, grads, (dq * scale, *rest))
       return (dS, places.put_state(dS0, dS, place), grads), None
@@ -162,9 +162,9 @@ def _over_chunks(f):
   return mapped
 
 
-def _scan_chunks(f, carry, X, xs, reverse=False):
-  """Scan of f(carry, (X, *xs)) over chunks, all heads at once."""
-  return lax.scan(jax.vmap(jax.vmap(f)), carry, (X, *xs), reverse=reverse)
+def _scan_chunks(f, carry, first, xs, reverse=False):
+  """Scan of f(carry, (first, *xs)) over chunks, all heads at once."""
+  return lax.scan(jax.vmap(jax.vmap(f)), carry, (first, *xs), reverse=reverse)
 
 
 def _reflecting(inputs):
