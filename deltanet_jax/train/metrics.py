@@ -1,5 +1,6 @@
 """Numbers of a run: JSON lines, TensorBoard, and how much of the hardware was used."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -14,6 +15,7 @@ from deltanet_jax.models import summarize
 from deltanet_jax.train.step import Trainer
 
 FILE = "metrics.jsonl"
+_BOARD = "tensorboard"
 
 
 def peak_flops(device) -> float | None:
@@ -34,6 +36,15 @@ def _measured(n: int = 1024) -> float:
   return 2 * n**3 / best
 
 
+def set_aside(workdir: pathlib.Path):
+  """Keeps the numbers of a run that starts anew, under the next free name."""
+  for name, suffix in ((FILE, ".jsonl"), (_BOARD, "")):
+    old = workdir / name
+    free = (old.with_name(f"{old.stem}.{n}{suffix}") for n in itertools.count(1))
+    if old.exists():
+      old.rename(next(path for path in free if not path.exists()))
+
+
 class Log:
   """Rows of numbers by step; only the first process writes."""
 
@@ -46,7 +57,7 @@ class Log:
     self._file = path.open("a")
     from tensorboardX import SummaryWriter
 
-    self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step)
+    self._board = SummaryWriter(str(workdir / _BOARD), purge_step=first_step)
 
   @staticmethod
   def _keep_before(path, step):

@@ -11,9 +11,8 @@ from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import Validation
 from deltanet_jax.train import PreemptionError, check_start, train
 from experiments.lib import provenance
+from experiments.lib.exits import INTERRUPTED, PREEMPTED
 from experiments.lib.processes import say, wait_for_all
-
-PREEMPTED = 75  # "try again later", sysexits.h
 
 
 def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
@@ -32,8 +31,12 @@ def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
   return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
 
 
-def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, *, profile: bool = False):
-  """Trains with validation, and returns its last numbers; exits with 75 if it was told to stop."""
+def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, **options) -> dict[str, float]:
+  """Trains with validation, and returns its last numbers; exits with its code if told to stop.
+
+  Args:
+    options: of `train`.
+  """
   try:
     return train(
       cfg,
@@ -41,9 +44,12 @@ def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, *, profile: b
       task,
       evaluators=[Validation(task, cfg.eval_batches)],
       origin=provenance.describe(),
-      profile=profile,
       say=say,
+      **options,
     )
   except PreemptionError as e:
     say(str(e))
     sys.exit(PREEMPTED)
+  except KeyboardInterrupt as e:
+    say(str(e) or "stopped at once")
+    sys.exit(INTERRUPTED)

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from deltanet_jax.train import loop
+from deltanet_jax.train import DivergenceError, PreemptionError, loop
 from deltanet_jax.train.checkpoint import Checkpoints
-from deltanet_jax.train.loop import DivergenceError, PreemptionError
 from deltanet_jax.train.step import make_trainer
 from tests.support.training import numbers, tiny, train_on
 
@@ -48,14 +47,14 @@ def assert_same(workdir, whole, without_evaluation_at=None):
 
 def stop_at(monkeypatch, step, how):
   """Calls `how` inside the loop after this update has been dispatched."""
-  asked = loop._Stop.asked
+  asked = loop.Stop.asked
 
   def hooked(self, now):
     if now == step:
       how()
     return asked(self, now)
 
-  monkeypatch.setattr(loop._Stop, "asked", hooked)
+  monkeypatch.setattr(loop.Stop, "asked", hooked)
 
 
 def interrupt():
