@@ -6,6 +6,7 @@ import json
 import logging
 import pathlib
 import sys
+import threading
 import time
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 FOLDER = "checkpoints"
+_READING = threading.Lock()  # what is read quietly is read by one thread at a time
 _META = "meta/metadata"
 # What the storage library answers where the bytes are not those that were written. Its other
 # answers (UNKNOWN for an I/O error, RESOURCE_EXHAUSTED, PERMISSION_DENIED) prove nothing.
@@ -24,6 +26,7 @@ _DAMAGE = {
   "OUT_OF_RANGE": "a file is truncated",
   "DATA_LOSS": "its content cannot be decoded",
   "INVALID_ARGUMENT": "its content cannot be decoded",
+  "FAILED_PRECONDITION": "its content cannot be decoded",
 }
 
 
@@ -59,7 +62,10 @@ def read_meta(folder: pathlib.Path) -> dict:
 
   def read():
     meta = json.loads((folder / _META).read_bytes())
-    _ = meta["step"], meta["checksums"]
+    if not isinstance(meta, dict) or not {"step", "checksums"} <= meta.keys():
+      raise DamageError("its step and checksums are missing")
+    if str(meta["step"]) != folder.name:
+      raise DamageError(f"it says that its step is {meta['step']}")
     return meta
 
   return _read_twice(folder, read)
@@ -145,45 +151,44 @@ def _read_twice(folder, read):
 
 def _damage_in(error, folder) -> str:
   """What is damaged, if this error proves that; raises OSError if it does not."""
-  found, link = None, error
-  while link is not None:
-    words = str(link)
-    if isinstance(link, FileNotFoundError):
-      found = _DAMAGE["NOT_FOUND"]
-    elif isinstance(link, (OSError, MemoryError)):
-      raise _unreadable(link, folder) from error
-    elif isinstance(link, (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError)):
-      found = found or _DAMAGE["DATA_LOSS"]
-    found = found or next((told for status, told in _DAMAGE.items() if status in words), None)
-    link = link.__cause__ or link.__context__
-  if found is None:
+  while cause := error.__cause__ or error.__context__:
+    error = cause
+  if isinstance(error, DamageError):
+    return str(error)
+  if isinstance(error, FileNotFoundError):
+    return _DAMAGE["NOT_FOUND"]
+  # Not every ValueError or KeyError: it may as well be of a library that was changed.
+  if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+    return _DAMAGE["DATA_LOSS"]
+  status = str(error).split(":", 1)[0]
+  if not isinstance(error, ValueError) or status not in _DAMAGE:
     raise _unreadable(error, folder) from error
-  return found
+  return _DAMAGE[status]
 
 
 def _unreadable(error, folder) -> OSError:
   reason = getattr(error, "strerror", None) or (str(error).strip() or repr(error)).splitlines()[0]
   return OSError(
-    f"{folder} cannot be read ({reason[:200]}): it may be whole and nothing was changed; try again."
+    f"{folder} cannot be read ({reason[:200]}): that proves no damage and nothing was changed; try"
+    " again, or move it away to do without it."
   )
 
 
 @contextlib.contextmanager
 def _quiet():
   """Without the hundreds of lines that reads in flight print when one of them has failed."""
-  hooks = sys.excepthook, sys.unraisablehook
-  log = logging.getLogger("asyncio")
-  level = log.level
-  ignore = lambda *_: None
-  sys.excepthook, sys.unraisablehook = ignore, ignore
-  log.setLevel(logging.CRITICAL + 1)
-  try:
-    yield
-  except BaseException:
-    # They end soon, and what they leave is told when it is collected.
-    time.sleep(0.2)
-    gc.collect()
-    raise
-  finally:
-    sys.excepthook, sys.unraisablehook = hooks
-    log.setLevel(level)
+  log, ignore = logging.getLogger("asyncio"), lambda *_: None
+  with _READING:
+    before = sys.excepthook, sys.unraisablehook, log.level
+    sys.excepthook = sys.unraisablehook = ignore
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+      yield
+    except BaseException:
+      # They end soon, and what they leave is told when it is collected.
+      time.sleep(0.2)
+      gc.collect()
+      raise
+    finally:
+      sys.excepthook, sys.unraisablehook, level = before
+      log.setLevel(level)
