@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
@@ -78,13 +77,8 @@ def stop_at(monkeypatch, step, how):
   monkeypatch.setattr(Stop, "asked", hooked)
 
 
-def launch(words, devices=1, cache=None, before=(), sigint=False) -> subprocess.Popen:
-  """A Python process with so many simulated devices.
-
-  Args:
-    before: a command that starts it.
-    sigint: as in a terminal; a process in the background ignores Ctrl-C.
-  """
+def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
+  """A Python process with so many simulated devices, started `by` a command."""
   env = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
@@ -93,13 +87,12 @@ def launch(words, devices=1, cache=None, before=(), sigint=False) -> subprocess.
     env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return subprocess.Popen(
-    [*before, sys.executable, *words],
+    [*by, sys.executable, *words],
     cwd=ROOT,
     env=env,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
-    preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) if sigint else None,
   )
 
 

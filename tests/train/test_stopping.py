@@ -1,6 +1,7 @@
 """Whoever is told to stop ends with its code, at any moment, and one trainer has a folder."""
 
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -19,7 +20,7 @@ LONG = ["--config.tokens=256000", "--config.eval_every=1000", "--config.checkpoi
 
 def has_started(process) -> bool:
   """Whether the command's own code runs: its first import takes the signal."""
-  status = open(f"/proc/{process.pid}/status").read()
+  status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
   return bool(int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
@@ -48,7 +49,7 @@ def test_sigterm_before_the_first_update(corpus, tmp_path, monkeypatch, moment):
 
   with monkeypatch.context() as patch:
     patch.setattr(loop, moment, hooked)
-    with pytest.raises(PreemptionError, match="before the first update|after step 1,"):
+    with pytest.raises(PreemptionError, match=r"before the first update|after step 1,"):
       train_on(corpus, tiny(), tmp_path / "run")
   assert signal.getsignal(signal.SIGTERM) is before
   assert saved_steps(tmp_path / "run") == ([1] if moment == "Log" else [])
@@ -76,7 +77,9 @@ def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path, monkeypatch):
 
 def test_ctrl_c_in_the_command(corpus, tmp_path):
   often = [word for word in LONG if "every" not in word]
-  process = launch(train_words(corpus, tmp_path / "run", *often), sigint=True)
+  # As in a terminal: a process in the background ignores Ctrl-C.
+  terminal = ["env", "--default-signal=INT"]
+  process = launch(train_words(corpus, tmp_path / "run", *often), by=terminal)
   while not saved_steps(tmp_path / "run"):
     time.sleep(0.01)
   process.send_signal(signal.SIGINT)
@@ -100,11 +103,11 @@ def test_two_trainers_in_one_folder(corpus, tmp_path):
   while not (workdir / "metrics.jsonl").exists():
     time.sleep(0.01)
   with pytest.raises(ValueError, match=rf"is in use by process {first.pid} on .*: wait until it"):
-    train_on(corpus, tiny(), tmp_path / "run")
+    train_on(corpus, tiny(tokens=256000), workdir)
   output = finish(launch(train_words(corpus, workdir, *LONG)), 1)
   assert output.splitlines()[-1].startswith(f"train: {workdir} is in use by process {first.pid}")
   first.kill()
-  first.wait()
+  first.communicate()
   with locked(workdir):  # what a killed process left does not count
     pass
 
@@ -126,7 +129,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(corpus, tmp_path, disk):
   if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
     pytest.skip("needs user namespaces, to mount a small disk")
   words = train_words(corpus, tmp_path / "run", *LONG[1:])
-  process = launch(words, before=["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh"])
+  process = launch(words, by=["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh"])
   output = finish(process, 1)
   print(output)
   assert "cannot be written" in output or "could not be written" in output
