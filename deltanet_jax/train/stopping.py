@@ -60,7 +60,8 @@ class Stop:
     """The result of work that comes before the first update; left alone if told to stop.
 
     In a thread, for Python takes no signal while a compiler runs; so nothing that is traced, for
-    settings of jax may be of one thread. There is nothing to save yet.
+    settings of jax may be of one thread. There is nothing to save yet. The work goes on to its end,
+    which Python awaits before it exits: a compiler that loses its Python aborts the process.
     """
     if not self._before:
       return work()
@@ -73,7 +74,7 @@ class Stop:
         future.set_exception(e)
 
     if self._signal is None:
-      threading.Thread(target=run, daemon=True).start()
+      threading.Thread(target=run).start()
     while not future.done() and self._signal is None:
       concurrent.futures.wait([future], timeout=0.1)
     if self._signal is not None:

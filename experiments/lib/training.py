@@ -1,5 +1,6 @@
 """From a configuration to a trained model: its task opened, trained and validated."""
 
+import os
 import pathlib
 import sys
 
@@ -49,7 +50,16 @@ def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, **options) ->
     )
   except PreemptionError as e:
     say(str(e))
-    sys.exit(PREEMPTED)
+    _leave(PREEMPTED)
   except KeyboardInterrupt as e:
     say(str(e) or "stopped at once")
-    sys.exit(INTERRUPTED)
+    _leave(INTERRUPTED)
+
+
+def _leave(code):
+  if jax.process_count() == 1:
+    # All is saved and closed. Without waiting for what may still be compiled in vain.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+  sys.exit(code)
