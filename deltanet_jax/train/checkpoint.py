@@ -1,6 +1,5 @@
 """Checkpoints that are whole or not there: state, step, configuration, checksum."""
 
-import logging
 import pathlib
 
 import jax
@@ -15,6 +14,7 @@ from deltanet_jax.train.stored import (
   DamageError,
   check_sum,
   checksum,
+  raise_only,
   read_arrays,
   read_meta,
   saved_steps,
@@ -34,11 +34,6 @@ def all_damaged(workdir: pathlib.Path) -> bool:
   return folder.is_dir() and any(folder.iterdir()) and not saved_steps(workdir)
 
 
-def _told_elsewhere(record: logging.LogRecord) -> bool:
-  """Not the storage library's tracebacks from its threads: the same error is raised to us."""
-  return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
-
-
 class Checkpoints:
   """The checkpoints of one run, written in the background while training goes on."""
 
@@ -51,7 +46,7 @@ class Checkpoints:
       # A save that was cut off leaves a folder that does not count; it goes at the next start.
       cleanup_tmp_directories=True,
     )
-    logging.getLogger("absl").addFilter(_told_elsewhere)  # once, however often it is asked
+    raise_only()
     self._manager = ocp.CheckpointManager((workdir / FOLDER).resolve(), options=options)
 
   def save(self, step: int, state: State, meta: dict):

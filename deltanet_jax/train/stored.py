@@ -34,6 +34,15 @@ class DamageError(ValueError):
   """What is on disk is proved to be other than what was written."""
 
 
+def _told_elsewhere(record: logging.LogRecord) -> bool:
+  return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
+
+
+def raise_only():
+  """Has the storage library print no tracebacks of its threads: it raises the same errors to us."""
+  logging.getLogger("absl").addFilter(_told_elsewhere)  # once, however often it is asked
+
+
 @jax.jit
 def _checksum(arrays):
   """Sum of all bits, as numbers modulo 2^32: exact in any order, so on any mesh."""

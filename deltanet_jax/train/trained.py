@@ -10,7 +10,14 @@ from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.files import new_folder, write_json
 from deltanet_jax.models import LM
 from deltanet_jax.train import workdir as folders
-from deltanet_jax.train.stored import DamageError, check_sum, checksum, read_arrays, read_weights
+from deltanet_jax.train.stored import (
+  DamageError,
+  check_sum,
+  checksum,
+  raise_only,
+  read_arrays,
+  read_weights,
+)
 from deltanet_jax.train.weights import skeleton, weights_of
 
 _WEIGHTS = "weights"
@@ -69,6 +76,7 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     step=trained.step,
     checksum=checksum(weights),
   )
+  raise_only()
   with new_folder(pathlib.Path(folder)) as new:
     try:
       with ocp.StandardCheckpointer() as checkpointer:

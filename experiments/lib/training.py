@@ -10,6 +10,7 @@ from deltanet_jax.config import TrainConfig
 from deltanet_jax.data import CorpusTask, load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import Validation
+from deltanet_jax.files import writing
 from deltanet_jax.train import PreemptionError, check_start, train
 from experiments.lib import provenance
 from experiments.lib.exits import INTERRUPTED, PREEMPTED
@@ -26,7 +27,8 @@ def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
   if not folder:
     folder = workdir / "corpus"
     if jax.process_index() == 0:
-      prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
+      with writing(workdir):
+        prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
     wait_for_all("corpus")
   corpus = open_corpus(folder)
   return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
