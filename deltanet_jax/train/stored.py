@@ -138,7 +138,7 @@ def read_weights(
 
 def _read_twice(folder, read):
   """What `read` returns; damage only where files can be read and their content twice not."""
-  with _quiet():
+  with quiet():
     try:
       return read()
     except Exception as e:
@@ -184,8 +184,8 @@ def _unreadable(error, folder) -> OSError:
 
 
 @contextlib.contextmanager
-def _quiet():
-  """Without the hundreds of lines that reads in flight print when one of them has failed."""
+def quiet():
+  """Without the hundreds of lines that the storage library prints when a part of its work fails."""
   log, ignore = logging.getLogger("asyncio"), lambda *_: None
   with _READING:
     before = sys.excepthook, sys.unraisablehook, log.level

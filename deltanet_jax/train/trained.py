@@ -14,6 +14,7 @@ from deltanet_jax.train.stored import (
   DamageError,
   check_sum,
   checksum,
+  quiet,
   raise_only,
   read_arrays,
   read_weights,
@@ -79,7 +80,7 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
   raise_only()
   with new_folder(pathlib.Path(folder)) as new:
     try:
-      with ocp.StandardCheckpointer() as checkpointer:
+      with quiet(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((new / _WEIGHTS).resolve(), weights)
     except Exception as e:  # storage raises anything
       reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
