@@ -1,10 +1,25 @@
 """Files that are whole or not there: written under another name, synced, renamed."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import pathlib
+import shutil
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextlib.contextmanager
+def writing(folder: str | pathlib.Path):
+  """Tells of a full or protected disk, while `folder` is written, in one sentence."""
+  try:
+    yield
+  except OSError as e:
+    if e.errno not in _DISK:
+      raise
+    raise OSError(f"{folder} cannot be written ({e.strerror}): name a folder that can.") from e
 
 
 @contextlib.contextmanager
@@ -18,6 +33,28 @@ def replacing(path: pathlib.Path):
     sync_folder(path.parent)
   finally:
     new.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: pathlib.Path):
+  """Yields a folder to fill; at the end it becomes `folder`, unless there was an error."""
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    raise ValueError(f"{folder} is not empty: name a new folder.")
+  new = folder.with_name(folder.name + ".new")
+  shutil.rmtree(new, ignore_errors=True)
+  with writing(folder):
+    try:
+      new.mkdir(parents=True)
+      yield new
+      for path in new.rglob("*"):
+        if path.is_file():
+          sync(path)
+      if folder.exists():
+        folder.rmdir()
+      new.rename(folder)
+      sync_folder(folder.parent)
+    finally:
+      shutil.rmtree(new, ignore_errors=True)
 
 
 def write_text(path: pathlib.Path, text: str):

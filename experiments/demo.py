@@ -7,6 +7,9 @@ summary.json. Held-out bits per byte are set beside n-gram models counted on the
 Transformer++ of the same size does: `--model=transformer`, and experiments/results/demo.
 """
 
+from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+
+# isort: split
 import json
 import pathlib
 import time
@@ -15,10 +18,10 @@ from absl import flags
 
 from deltanet_jax.data import load_tokenizer
 from deltanet_jax.eval import ngram
-from deltanet_jax.files import write_json
+from deltanet_jax.files import write_json, writing
 from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.models import count_parameters
-from deltanet_jax.train import load_trained
+from deltanet_jax.train import load_trained, saved_steps
 from experiments.configs import demo
 from experiments.lib import app, provenance, records, training
 from experiments.plots import demo as plot
@@ -53,7 +56,11 @@ def curve(workdir: pathlib.Path) -> list[tuple[int, float]]:
 
 
 def main():
-  out = pathlib.Path(_OUT.value)
+  with writing(_OUT.value):
+    run(pathlib.Path(_OUT.value))
+
+
+def run(out: pathlib.Path):
   workdir, cfg = out / "run", demo.get_config(_MODEL.value)
   recording = records.open("demo") if _RECORD.value else None
   start = time.perf_counter()
@@ -62,9 +69,11 @@ def main():
     f"{_MODEL.value}: {parameters:,} parameters,"
     f" {cfg.tokens:,} bytes of two novels in {cfg.steps} updates"
   )
+  begun = max(saved_steps(workdir), default=0)
   task = training.open_task(cfg, workdir)
   results = training.run(cfg, workdir, task)
-  seconds = round(time.perf_counter() - start, 1)
+  # Of a run that went on in several starts nobody knows.
+  seconds = round(time.perf_counter() - start, 1) if begun == 0 else None
   figures = dict(bits_per_byte=results["validation_bits_per_byte"], parameters=parameters)
   figures |= dict(tokens=cfg.tokens, seed=cfg.seed, seconds=seconds, curve=curve(workdir))
   models = counted(task.corpus) | {_MODEL.value: figures}
@@ -73,7 +82,9 @@ def main():
   for name, x in models.items():
     print(f"  {plot.NAMES[name]:20}{x['bits_per_byte']:6.3f}")
   plot.figure(rows).savefig(out / "loss.png", dpi=150)
-  write_json(out / "summary.json", dict(models=models, origin=provenance.describe()))
+  # What trained the model has told of it; to look again is no news.
+  if begun < cfg.steps or not (out / "summary.json").exists():
+    write_json(out / "summary.json", dict(models=models, origin=provenance.describe()))
   if recording:
     for row in rows:
       recording.write(**row)
@@ -89,4 +100,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, expected=(ValueError, OSError))

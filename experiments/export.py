@@ -15,11 +15,12 @@ from experiments.lib import app
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write, new or empty.", required=True)
+_STEP = flags.DEFINE_integer("step", None, "Which checkpoint; the newest whole one by default.")
 _FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "safetensors"], "What to write.")
 
 
 def main():
-  trained = load_trained(_WORKDIR.value)
+  trained = load_trained(_WORKDIR.value, _STEP.value)
   if _FORMAT.value == "orbax":
     save_weights(trained, _OUTPUT.value)
   else:
@@ -28,4 +29,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, expected=(ValueError, OSError))

@@ -5,10 +5,13 @@
     --config.data.corpus=CORPUS --config.mesh.fsdp=8
 
 Every field can be set (`--config.optimizer.learning_rate=1e-3`). Started again, the same command
-goes on from the newest checkpoint. SIGTERM saves and exits with code 75. Many hosts:
-experiments/README.md.
+goes on from the newest checkpoint. SIGTERM saves and exits with code 75, Ctrl-C saves and exits
+with 130, a second Ctrl-C saves nothing. Many hosts: experiments/README.md.
 """
 
+from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+
+# isort: split
 import pathlib
 
 from absl import flags
@@ -19,6 +22,9 @@ from experiments.lib.processes import say
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run; created, or continued.")
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
+_FROM_SCRATCH = flags.DEFINE_bool(
+  "from_scratch", False, "Start at 0 if every checkpoint of the workdir was damaged."
+)
 
 
 def main():
@@ -27,10 +33,12 @@ def main():
     raise ValueError("--config and --workdir are needed; see --help.")
   workdir = pathlib.Path(_WORKDIR.value)
   hosts.join()
-  results = training.run(cfg, workdir, training.open_task(cfg, workdir), profile=_PROFILE.value)
+  task = training.open_task(cfg, workdir)
+  options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
+  results = training.run(cfg, workdir, task, **options)
   say("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":
-  expected = (ValueError, FileNotFoundError, DivergenceError)
+  expected = (ValueError, OSError, DivergenceError)
   app.run(main, expected=expected, parse=config_file.parse)

@@ -7,9 +7,11 @@ from typing import Literal
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import safetensors
 import safetensors.numpy
 from flax import nnx
 
+from deltanet_jax.files import new_folder
 from deltanet_jax.interop.fla_config import from_fla, to_fla
 from deltanet_jax.models import LM
 from deltanet_jax.models.build import abstract
@@ -64,7 +66,7 @@ def load_fla(folder: str | pathlib.Path, dtype: str | None = None) -> LM:
 def save_fla(
   model: LM, folder: str | pathlib.Path, dtype: Literal["float32", "bfloat16"] | None = None
 ):
-  """Writes config.json and model.safetensors; loading them gives the same model.
+  """Writes config.json and model.safetensors to a new folder; they load as the same model.
 
   Args:
     dtype: of the tensors. None takes bfloat16 if the model computes in it and no weight would be
@@ -80,10 +82,12 @@ def save_fla(
     dtype = "bfloat16" if model.cfg.dtype == "bfloat16" and exact else "float32"
   kind = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
   tensors = {name: np.ascontiguousarray(x.astype(kind)) for name, x in tensors.items()}
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-  (folder / "config.json").write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
+  with new_folder(pathlib.Path(folder)) as new:
+    try:
+      safetensors.numpy.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    except safetensors.SafetensorError as e:
+      raise OSError(f"{folder} cannot be written ({e}): name a folder that can.") from e
+    (new / "config.json").write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
 
 
 def fla_tensors(model: LM) -> dict[str, np.ndarray]:

@@ -1,29 +1,26 @@
 """Checkpoints that are whole or not there: state, step, configuration, checksum."""
 
 import pathlib
-import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from deltanet_jax.config import CheckpointConfig
 from deltanet_jax.train.step import State
+from deltanet_jax.train.stored import (
+  FOLDER,
+  DamageError,
+  check_sum,
+  checksum,
+  raise_only,
+  read_arrays,
+  read_meta,
+  saved_steps,
+)
 
-FOLDER = "checkpoints"
 DAMAGED = "damaged"
-
-
-@jax.jit
-def _checksum(arrays):
-  """Sum of all bits, as numbers modulo 2^32: exact in any order, so on any mesh."""
-  bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32).sum(dtype=jnp.uint32)
-  return sum(jax.tree.leaves(jax.tree.map(bits, arrays)), start=jnp.zeros((), jnp.uint32))
-
-
-def checksum(arrays) -> int:
-  return int(np.asarray(_checksum(arrays)))
 
 
 def _items(state: State) -> dict:
@@ -31,21 +28,26 @@ def _items(state: State) -> dict:
   return dict(weights=state["weights"], rest={k: x for k, x in state.items() if k != "weights"})
 
 
+def all_damaged(workdir: pathlib.Path) -> bool:
+  """Whether a run has lost all it had saved."""
+  folder = workdir / DAMAGED
+  return folder.is_dir() and any(folder.iterdir()) and not saved_steps(workdir)
+
+
 class Checkpoints:
   """The checkpoints of one run, written in the background while training goes on."""
 
   def __init__(self, workdir: pathlib.Path, cfg: CheckpointConfig):
-    self.workdir, self.cfg = workdir, cfg
-    self._manager = self._open()
-
-  def _open(self):
+    self.workdir = workdir
+    self._failed = False
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=self.cfg.keep,
-      keep_period=self.cfg.keep_every,
+      max_to_keep=cfg.keep,
+      keep_period=cfg.keep_every,
       # A save that was cut off leaves a folder that does not count; it goes at the next start.
       cleanup_tmp_directories=True,
     )
-    return ocp.CheckpointManager((self.workdir / FOLDER).resolve(), options=options)
+    raise_only()
+    self._manager = ocp.CheckpointManager((workdir / FOLDER).resolve(), options=options)
 
   def save(self, step: int, state: State, meta: dict):
     """Begins to write; `meta` is JSON: configuration and identity of the task."""
@@ -55,49 +57,34 @@ class Checkpoints:
     sums = {name: checksum(arrays) for name, arrays in items.items()}
     args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
     args["meta"] = ocp.args.JsonSave(meta | {"step": step, "checksums": sums})
-    self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+    self._writing(lambda: self._manager.save(step, args=ocp.args.Composite(**args), force=True))
 
   def restore(self, shapes: State, say=print) -> tuple[State, dict] | None:
     """State and meta of the newest whole checkpoint, on the devices that `shapes` names.
 
-    A damaged one is moved aside, never deleted, and the one before it is taken; None if there is
-    no checkpoint at all.
+    One that is proved to be damaged is moved aside, never deleted, and the one before it is taken.
+    Any other error leaves all in place. None if there is no checkpoint.
     """
-    steps = sorted(self._manager.all_steps(), reverse=True)
-    for step in steps:
+    for step in reversed(saved_steps(self.workdir)):
       try:
         items, meta = self._restore(step, _items(shapes))
         return dict(weights=items["weights"], **items["rest"]), meta
-      except Exception as e:  # storage raises anything, and whatever it is, the data is not there
-        reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
-      say(f"checkpoint {step} is damaged ({reason}); moved to {self._put_aside(step)}.")
-    if steps:
-      raise ValueError(
-        f"every checkpoint in {self.workdir} was damaged and moved to {DAMAGED}/:"
-        " repair one, or start in another workdir."
-      )
+      except DamageError as e:
+        say(f"checkpoint {step} is damaged ({e}); moved to {self._put_aside(step)}.")
     return None
 
-  def restore_weights(self, shapes: dict) -> tuple[dict, dict]:
-    """Weights and meta of the newest checkpoint, nothing else of it."""
-    step = self._manager.latest_step()
-    if step is None:
-      raise ValueError(f"{self.workdir} has no checkpoint yet.")
-    items, meta = self._restore(step, dict(weights=shapes))
-    return items["weights"], meta
-
   def _restore(self, step, shapes):
-    args = {name: ocp.args.StandardRestore(item) for name, item in shapes.items()}
-    args["meta"] = ocp.args.JsonRestore()
-    with warnings.catch_warnings():
-      # Asked for on purpose: the checkpoint may come from another mesh.
-      warnings.filterwarnings("ignore", message=".*[Ss]harding.*")
-      restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-    for name in shapes:
-      found, expected = checksum(restored[name]), restored.meta["checksums"][name]
-      if found != expected:
-        raise ValueError(f"the checksum of its {name} is {found}, expected {expected}")
-    return {name: restored[name] for name in shapes}, restored.meta
+    folder = self.workdir / FOLDER / str(step)
+    items = meta = problem = None
+    try:
+      meta = read_meta(folder)
+      items = {name: read_arrays(folder / name, item) for name, item in shapes.items()}
+    except (DamageError, OSError) as e:
+      problem = e
+    _raise_together(problem)
+    for name, arrays in items.items():
+      check_sum(name, arrays, meta["checksums"][name])
+    return items, meta
 
   def _put_aside(self, step) -> pathlib.Path:
     target = self.workdir / DAMAGED / str(step)
@@ -107,15 +94,38 @@ class Checkpoints:
         target = target.with_name(target.name + "+")
       (self.workdir / FOLDER / str(step)).rename(target)
     if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
       multihost_utils.sync_global_devices(f"damaged {step}")
     self._manager.reload()
     return target
 
   def wait(self):
     """Returns when everything is on disk."""
-    self._manager.wait_until_finished()
+    self._writing(self._manager.wait_until_finished)
 
   def close(self):
-    self._manager.close()
+    if not self._failed:  # else it would only tell again
+      self._writing(self._manager.close)
+
+  def _writing(self, write):
+    try:
+      return write()
+    except Exception as e:  # of a save that began earlier, too: storage raises anything
+      self._failed = True
+      reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
+      raise OSError(
+        f"a checkpoint could not be written to {self.workdir} ({reason}): those before it are"
+        " whole; look at the disk and start again."
+      ) from e
+
+
+def _raise_together(problem: Exception | None):
+  """Raises the error of this process, or of another: all of them go the same way."""
+  if jax.process_count() > 1:
+    kind = 0 if problem is None else 1 if isinstance(problem, DamageError) else 2
+    worst = int(multihost_utils.process_allgather(np.int32(kind)).max())
+    if worst == 2 and kind != 2:
+      raise OSError("another process could not read its part of the checkpoint; try again.")
+    if worst == 1 and kind != 1:
+      raise DamageError("another process found its part damaged")
+  if problem is not None:
+    raise problem

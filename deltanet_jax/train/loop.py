@@ -2,54 +2,29 @@
 
 import contextlib
 import pathlib
-import signal
 from collections.abc import Sequence
 
 import jax
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
+from deltanet_jax.files import writing
 from deltanet_jax.train import feed
 from deltanet_jax.train import workdir as folders
-from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.evaluated import Evaluated, Evaluator, Scorer
-from deltanet_jax.train.metrics import Log, Meter
-from deltanet_jax.train.step import make_trainer
+from deltanet_jax.train.lock import locked
+from deltanet_jax.train.metrics import Log, Meter, set_aside
+from deltanet_jax.train.step import State, make_trainer
+from deltanet_jax.train.stopping import Stop
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)
 
 
-class PreemptionError(Exception):
-  """Asked to stop (SIGTERM); everything was saved."""
-
-
 class DivergenceError(Exception):
   """Too many updates in a row had gradients that were not finite."""
-
-
-class _Stop:
-  """Whether SIGTERM has come, to any of the processes."""
-
-  def __enter__(self):
-    self._asked = False
-    # Of several processes the coordination service hears it, and tells all the same step.
-    self._alone = jax.process_count() == 1
-    if self._alone:
-      self._before = signal.signal(signal.SIGTERM, self._ask)
-    return self
-
-  def _ask(self, *_):
-    self._asked = True
-
-  def asked(self, step: int) -> bool:
-    return self._asked if self._alone else multihost_utils.reached_preemption_sync_point(step)
-
-  def __exit__(self, *_):
-    if self._alone:
-      signal.signal(signal.SIGTERM, self._before)
 
 
 def check_start(cfg: TrainConfig, workdir: str | pathlib.Path):
@@ -65,60 +40,86 @@ def train(
   *,
   evaluators: Sequence[Evaluator] = (),
   origin: dict | None = None,
+  from_scratch: bool = False,
   profile: bool = False,
   say=print,
 ) -> dict[str, float]:
   """Trains until `cfg.tokens`, going on from the newest checkpoint; returns the last evaluation.
 
   Everything that can be wrong with the configuration, the mesh, the folder and the task is found
-  before anything is compiled or written.
+  before anything is compiled or written. Told to stop by SIGTERM it saves and raises
+  PreemptionError; by Ctrl-C, KeyboardInterrupt.
 
   Args:
     evaluators: asked every `cfg.eval_every` updates and at the end.
     origin: provenance, kept in config.json.
+    from_scratch: starts at 0 where every checkpoint was damaged, which is an error else.
     profile: writes a trace of a few updates to workdir/profile.
     say: takes one line for people.
   """
   workdir = pathlib.Path(workdir)
-  trainer = make_trainer(cfg)
-  folders.check(workdir, cfg)
-  folders.check_task(workdir, cfg, task)
-  update = trainer.lower_update()
-  if jax.process_index() == 0:
-    folders.write(workdir, cfg, task, origin or {})
-
-  checkpoints = Checkpoints(workdir, cfg.checkpoint)
-  restored = checkpoints.restore(trainer.state_shapes(), say)
-  if restored is None:
-    state, start = trainer.lower_init().compile()(), 0
-  else:
-    state, start = restored[0], restored[1]["step"]
-    say(f"going on from step {start} of {cfg.steps}")
-  meta = dict(config=to_json(cfg), identity=task.identity())
-  shapes = trainer.batch_shapes()
-  host, hosts = feed.host_share(shapes["tokens"])
-  workers = cfg.data.workers
-  batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
-  scorer = Scorer(trainer)
-
-  def evaluate(step) -> dict[str, float]:
-    evaluated = Evaluated(scorer, state["weights"], step)
-    return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
-
-  log = Log(workdir, start)
-  meter = Meter(trainer)
-  update = update.compile()
-  results = {}
-  bar = tqdm(
-    total=cfg.steps, initial=start, unit="update", disable=jax.process_index() != 0, smoothing=0.1
-  )
   with contextlib.ExitStack() as stack:
-    stop = stack.enter_context(_Stop())
-    for closing in (bar, log, checkpoints):
-      stack.callback(closing.close)
+    stop = stack.enter_context(Stop(workdir))
+    stack.enter_context(writing(workdir))
+    trainer = make_trainer(cfg)
+    folders.check(workdir, cfg)
+    folders.check_task(workdir, cfg, task)
+    update = trainer.lower_update()
+    if jax.process_index() == 0:
+      workdir.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(locked(workdir, say))
+      folders.check(workdir, cfg)  # again: another run may have begun and ended here meanwhile
+      folders.write(workdir, cfg, task, origin or {})
+    return _train(trainer, update, workdir, task, evaluators, stop, from_scratch, profile, say)
+
+
+def _begin(trainer, checkpoints, workdir, stop, from_scratch, say) -> tuple[State, int]:
+  """The state to start from, and its step."""
+  restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), say))
+  if restored is not None:
+    state, step = restored[0], restored[1]["step"]
+    say(f"going on from step {step} of {trainer.cfg.steps}")
+    return state, step
+  if all_damaged(workdir):
+    if not from_scratch:
+      raise ValueError(
+        f"every checkpoint in {workdir} was damaged and moved to {DAMAGED}/: put a repaired one"
+        " back into checkpoints/, name another workdir, or start again at 0 (from_scratch)."
+      )
+    if jax.process_index() == 0:
+      set_aside(workdir)
+  init = trainer.lower_init()
+  return stop.before_start(init.compile)(), 0
+
+
+def _train(trainer, update, workdir, task, evaluators, stop, from_scratch, profile, say):
+  cfg = trainer.cfg
+  with contextlib.ExitStack() as stack:
+    checkpoints = Checkpoints(workdir, cfg.checkpoint)
+    stack.callback(checkpoints.close)
+    state, start = _begin(trainer, checkpoints, workdir, stop, from_scratch, say)
+    meta = dict(config=to_json(cfg), identity=task.identity())
+    shapes = trainer.batch_shapes()
+    host, hosts = feed.host_share(shapes["tokens"])
+    workers = cfg.data.workers
+    batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
+    scorer = Scorer(trainer)
+
+    def evaluate(step) -> dict[str, float]:
+      evaluated = Evaluated(scorer, state["weights"], step)
+      return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
+
+    meter = Meter(trainer)
+    update = stop.before_start(update.compile)
+    log = Log(workdir, start)
+    stack.callback(log.close)
+    bar = tqdm(
+      total=cfg.steps, initial=start, unit="update", disable=jax.process_index() != 0, smoothing=0.1
+    )
+    stack.callback(bar.close)
     tracing = contextlib.ExitStack()
     stack.callback(tracing.close)
-    pending = None
+    results, pending = {}, None
     for step in range(start + 1, cfg.steps + 1):
       if profile and step - start == _TRACED.start:
         tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
@@ -142,7 +143,7 @@ def train(
         meter.restart(step)
       if stopping and not last:
         checkpoints.wait()
-        raise PreemptionError(f"stopped by SIGTERM after step {step}, saved in {workdir}.")
+        stop.leave(step)
     checkpoints.wait()
     if start >= cfg.steps:
       results = evaluate(start)

@@ -8,6 +8,7 @@ from jaxtyping import Array
 from deltanet_jax import sharding
 from deltanet_jax.models import LM
 from deltanet_jax.models.lm import head_logits
+from deltanet_jax.ops.dtypes import wide_dtype
 
 
 def batch_totals(
@@ -43,7 +44,7 @@ def batch_totals(
 
   split = lambda y: jnp.moveaxis(y.reshape(B, chunks, L // chunks, *y.shape[2:]), 1, 0)
   xs = jax.tree.map(split, (x, batch["targets"], batch["mask"]))
-  totals = dict(loss=jnp.zeros((), jnp.float32))
+  totals = dict(loss=jnp.zeros((), wide_dtype(x.dtype)))
   if count_correct:
     totals["correct"] = jnp.zeros((), jnp.int32)
   totals, _ = lax.scan(add_chunk, totals, xs)

@@ -1,5 +1,6 @@
 """Numbers of a run: JSON lines, TensorBoard, and how much of the hardware was used."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -14,6 +15,7 @@ from deltanet_jax.models import summarize
 from deltanet_jax.train.step import Trainer
 
 FILE = "metrics.jsonl"
+_BOARD = "tensorboard"
 
 
 def peak_flops(device) -> float | None:
@@ -34,6 +36,40 @@ def _measured(n: int = 1024) -> float:
   return 2 * n**3 / best
 
 
+def set_aside(workdir: pathlib.Path):
+  """Keeps the numbers of a run that starts anew, under the next free name."""
+  for name, suffix in ((FILE, ".jsonl"), (_BOARD, "")):
+    old = workdir / name
+    free = (old.with_name(f"{old.stem}.{n}{suffix}") for n in itertools.count(1))
+    if old.exists():
+      old.rename(next(path for path in free if not path.exists()))
+
+
+class _Board:
+  """Numbers for TensorBoard; by no thread, so that a full disk is told to whoever writes."""
+
+  def __init__(self, folder: pathlib.Path, first_step: int):
+    from tensorboardX import event_file_writer, proto, summary
+
+    folder.mkdir(exist_ok=True)
+    self._proto, self._summary = proto.event_pb2, summary
+    self._writer = event_file_writer.EventsWriter(str(folder / "events"))
+    # What an earlier start has written of later steps does not count.
+    start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+    self._add(step=first_step, session_log=start)
+
+  def _add(self, **fields):
+    self._writer.write_event(self._proto.Event(wall_time=time.time(), **fields))
+
+  def write(self, step: int, values: dict):
+    for name, value in values.items():
+      self._add(step=step, summary=self._summary.scalar(name, value))
+    self._writer.flush()
+
+  def close(self):
+    self._writer.close()
+
+
 class Log:
   """Rows of numbers by step; only the first process writes."""
 
@@ -44,9 +80,7 @@ class Log:
     path = workdir / FILE
     self._keep_before(path, first_step)
     self._file = path.open("a")
-    from tensorboardX import SummaryWriter
-
-    self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step)
+    self._board = _Board(workdir / _BOARD, first_step)
 
   @staticmethod
   def _keep_before(path, step):
@@ -63,9 +97,7 @@ class Log:
     finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
     self._file.write(json.dumps({"step": step} | finite) + "\n")
     self._file.flush()
-    for name, value in finite.items():
-      if value is not None:
-        self._board.add_scalar(name, value, step)
+    self._board.write(step, {name: x for name, x in finite.items() if x is not None})
 
   def close(self):
     if self._file is not None:

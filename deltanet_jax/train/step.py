@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
+from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.train.loss import batch_totals
 from deltanet_jax.train.optim import learning_rate, make_optimizer
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
@@ -84,7 +85,7 @@ class Trainer:
     def add(carry, micro_batch):
       return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, micro_batch)), None
 
-    zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, weights))
+    zero = (jnp.zeros((), wide_dtype(self.cfg.model.dtype)), jax.tree.map(jnp.zeros_like, weights))
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
   def score(self, weights, batch: Batch) -> dict[str, Array]:
@@ -147,6 +148,10 @@ def _places(shapes):
 def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
   """Checks the configuration and the mesh against each other; computes nothing."""
   cfg.validate()
+  if cfg.model.dtype == "float64" and not jax.config.jax_enable_x64:
+    raise ValueError(
+      "model.dtype = 'float64' needs jax's 64-bit types: set JAX_ENABLE_X64=1 and start again."
+    )
   mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
   model = skeleton(cfg.model)
   for name, axes in model.axes.items():

@@ -2,16 +2,23 @@
 
 import dataclasses
 import pathlib
-import shutil
 
 import jax
 import orbax.checkpoint as ocp
 
-from deltanet_jax.config import CheckpointConfig, TrainConfig, to_json
-from deltanet_jax.files import write_json
+from deltanet_jax.config import TrainConfig, to_json
+from deltanet_jax.files import new_folder, write_json
 from deltanet_jax.models import LM
 from deltanet_jax.train import workdir as folders
-from deltanet_jax.train.checkpoint import Checkpoints, checksum
+from deltanet_jax.train.stored import (
+  DamageError,
+  check_sum,
+  checksum,
+  quiet,
+  raise_only,
+  read_arrays,
+  read_weights,
+)
 from deltanet_jax.train.weights import skeleton, weights_of
 
 _WEIGHTS = "weights"
@@ -25,8 +32,15 @@ class Trained:
   step: int
 
 
-def load_trained(folder: str | pathlib.Path) -> Trained:
-  """The newest model of a run's folder, or one that `save_weights` wrote, on one device."""
+def load_trained(folder: str | pathlib.Path, step: int | None = None, *, say=print) -> Trained:
+  """A model of a run's folder, or one that `save_weights` wrote, on one device.
+
+  The run may be training meanwhile: reading changes nothing in its folder.
+
+  Args:
+    step: of the checkpoint; None takes the newest that is whole.
+    say: takes one line for people, if a damaged checkpoint was passed over.
+  """
   folder = pathlib.Path(folder)
   cfg, values = folders.read_config(folder)
   model = skeleton(cfg.model)
@@ -34,29 +48,28 @@ def load_trained(folder: str | pathlib.Path) -> Trained:
   shapes = {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in model.shapes.items()
   }
-  if (folder / _WEIGHTS).exists():
-    with ocp.StandardCheckpointer() as checkpointer:
-      weights = checkpointer.restore((folder / _WEIGHTS).resolve(), shapes)
-    if checksum(weights) != values["checksum"]:
-      raise ValueError(f"{folder / _WEIGHTS} is damaged: its checksum is not that of {folder}.")
-    step = values["step"]
+  if "checksum" in values:
+    weights, found = _exported(folder, values, shapes), values["step"]
+    if step not in (None, found):
+      raise ValueError(f"{folder} holds the weights of step {found}, not of step {step}.")
   else:
-    weights, meta = Checkpoints(folder, CheckpointConfig()).restore_weights(shapes)
-    step = meta["step"]
-  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), step)
+    weights, meta = read_weights(folder, shapes, step, say)
+    found = meta["step"]
+  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), found)
+
+
+def _exported(folder, values, shapes):
+  try:
+    weights = read_arrays(folder / _WEIGHTS, shapes)
+    check_sum(_WEIGHTS, weights, values["checksum"])
+  except DamageError as e:
+    raise ValueError(f"{folder / _WEIGHTS} is damaged ({e}): export it again.") from None
+  return weights
 
 
 def save_weights(trained: Trained, folder: str | pathlib.Path):
   """Writes the weights alone, by name, as a plain orbax checkpoint beside config.json."""
-  folder = pathlib.Path(folder)
-  if folder.exists() and any(folder.iterdir()):
-    raise ValueError(f"{folder} is not empty: name a new folder.")
-  new = folder.with_name(folder.name + ".new")
-  shutil.rmtree(new, ignore_errors=True)
-  new.mkdir(parents=True)
   weights = weights_of(trained.model)
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save((new / _WEIGHTS).resolve(), weights)
   values = dict(
     version=folders.VERSION,
     config=to_json(trained.config),
@@ -64,7 +77,12 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     step=trained.step,
     checksum=checksum(weights),
   )
-  write_json(new / folders.FILE, values)
-  if folder.exists():
-    folder.rmdir()
-  new.rename(folder)
+  raise_only()
+  with new_folder(pathlib.Path(folder)) as new:
+    try:
+      with quiet(), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((new / _WEIGHTS).resolve(), weights)
+    except Exception as e:  # storage raises anything
+      reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
+      raise OSError(f"{folder} cannot be written ({reason}): name a folder that can.") from e
+    write_json(new / folders.FILE, values)

@@ -7,9 +7,12 @@ from deltanet_jax.config import TrainConfig, from_json, to_json
 from deltanet_jax.data import Task
 from deltanet_jax.files import write_json
 from deltanet_jax.mixers import mixer_config
+from deltanet_jax.train import lock
 
 FILE = "config.json"
 VERSION = 2  # of what is in it
+# What may be in a folder before its run has started.
+_BEFORE = ("corpus", lock.FILE)
 # What may change between two starts of one run: it moves work around, the result stays the same.
 _FREE = (
   "mesh.",
@@ -31,10 +34,15 @@ def check(workdir: pathlib.Path, cfg: TrainConfig):
   """Refuses a folder that holds another run or something else; writes nothing."""
   path = workdir / FILE
   if not path.exists():
-    if workdir.exists() and any(p.name != "corpus" for p in workdir.iterdir()):
+    if workdir.exists() and not workdir.is_dir():
+      raise ValueError(f"{workdir} is a file: name a folder.")
+    if workdir.exists() and any(p.name not in _BEFORE for p in workdir.iterdir()):
       raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
     return
-  old, new = _flat(_read(path)["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
+  values = _read(path)
+  if "identity" not in values:
+    raise ValueError(f"{workdir} holds exported weights, not a run: name another workdir.")
+  old, new = _flat(values["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not key.startswith(_FREE):
       raise ValueError(
@@ -69,7 +77,6 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict):
   path = workdir / FILE
   if path.exists():
     return
-  workdir.mkdir(parents=True, exist_ok=True)
   write_json(
     path,
     dict(
@@ -95,7 +102,11 @@ def _read(path) -> dict:
     values = json.loads(path.read_text())
   except ValueError as e:
     raise ValueError(f"{path} is damaged ({e}): restore it, or start in another workdir.") from e
-  version = values.get("version", 1) if isinstance(values, dict) else None
+  if not isinstance(values, dict) or "config" not in values:
+    raise ValueError(
+      f"{path} is not of a run: a public checkpoint is read by load_fla, in commands --checkpoint."
+    )
+  version = values.get("version", 1)
   if version != VERSION:
     raise ValueError(
       f"{path} has format {version}, this version reads {VERSION}: use the version of the library"

@@ -1,5 +1,6 @@
 """From a configuration to a trained model: its task opened, trained and validated."""
 
+import os
 import pathlib
 import sys
 
@@ -9,11 +10,11 @@ from deltanet_jax.config import TrainConfig
 from deltanet_jax.data import CorpusTask, load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import Validation
+from deltanet_jax.files import writing
 from deltanet_jax.train import PreemptionError, check_start, train
 from experiments.lib import provenance
+from experiments.lib.exits import INTERRUPTED, PREEMPTED
 from experiments.lib.processes import say, wait_for_all
-
-PREEMPTED = 75  # "try again later", sysexits.h
 
 
 def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
@@ -26,14 +27,19 @@ def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
   if not folder:
     folder = workdir / "corpus"
     if jax.process_index() == 0:
-      prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
+      with writing(workdir):
+        prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
     wait_for_all("corpus")
   corpus = open_corpus(folder)
   return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
 
 
-def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, *, profile: bool = False):
-  """Trains with validation, and returns its last numbers; exits with 75 if it was told to stop."""
+def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, **options) -> dict[str, float]:
+  """Trains with validation, and returns its last numbers; exits with its code if told to stop.
+
+  Args:
+    options: of `train`.
+  """
   try:
     return train(
       cfg,
@@ -41,9 +47,21 @@ def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, *, profile: b
       task,
       evaluators=[Validation(task, cfg.eval_batches)],
       origin=provenance.describe(),
-      profile=profile,
       say=say,
+      **options,
     )
   except PreemptionError as e:
     say(str(e))
-    sys.exit(PREEMPTED)
+    _leave(PREEMPTED)
+  except KeyboardInterrupt as e:
+    say(str(e) or "stopped at once")
+    _leave(INTERRUPTED)
+
+
+def _leave(code):
+  if jax.process_count() == 1:
+    # All is saved and closed. Without waiting for what may still be compiled in vain.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+  sys.exit(code)

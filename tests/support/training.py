@@ -14,6 +14,7 @@ from deltanet_jax.data import CorpusTask
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
 from deltanet_jax.train import train
+from deltanet_jax.train.stopping import Stop
 
 ROOT = pathlib.Path(__file__).parents[2]
 silent = functools.partial(train, say=lambda _: None)
@@ -49,8 +50,35 @@ def numbers(workdir) -> list[dict]:
   ]
 
 
-def launch(words, devices=1, cache=None) -> subprocess.Popen:
-  """A Python process with so many simulated devices."""
+def damage(workdir, step, how):
+  """Hurts the largest file of a checkpoint."""
+  files = [p for p in (workdir / f"checkpoints/{step}/weights").rglob("*") if p.is_file()]
+  largest = max(files, key=lambda p: p.stat().st_size)
+  match how:
+    case "truncated":
+      os.truncate(largest, largest.stat().st_size // 2)
+    case "deleted":
+      largest.unlink()
+    case "flipped":
+      content = bytearray(largest.read_bytes())
+      content[len(content) // 2] ^= 1
+      largest.write_bytes(content)
+
+
+def stop_at(monkeypatch, step, how):
+  """Calls `how` inside the loop after this update has been dispatched."""
+  asked = Stop.asked
+
+  def hooked(self, now):
+    if now == step:
+      how()
+    return asked(self, now)
+
+  monkeypatch.setattr(Stop, "asked", hooked)
+
+
+def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
+  """A Python process with so many simulated devices, started `by` a command."""
   env = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
@@ -59,7 +87,7 @@ def launch(words, devices=1, cache=None) -> subprocess.Popen:
     env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return subprocess.Popen(
-    [sys.executable, *words],
+    [*by, sys.executable, *words],
     cwd=ROOT,
     env=env,
     stdout=subprocess.PIPE,

@@ -9,11 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from deltanet_jax.train import loop
+from deltanet_jax.train import DivergenceError, PreemptionError
 from deltanet_jax.train.checkpoint import Checkpoints
-from deltanet_jax.train.loop import DivergenceError, PreemptionError
 from deltanet_jax.train.step import make_trainer
-from tests.support.training import numbers, tiny, train_on
+from tests.support.training import damage, numbers, stop_at, tiny, train_on
 
 # When one read of a checkpoint fails orbax drops the others, and Python notices sooner or later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -46,18 +45,6 @@ def assert_same(workdir, whole, without_evaluation_at=None):
   jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
-def stop_at(monkeypatch, step, how):
-  """Calls `how` inside the loop after this update has been dispatched."""
-  asked = loop._Stop.asked
-
-  def hooked(self, now):
-    if now == step:
-      how()
-    return asked(self, now)
-
-  monkeypatch.setattr(loop._Stop, "asked", hooked)
-
-
 def interrupt():
   raise KeyboardInterrupt
 
@@ -84,21 +71,6 @@ def test_sigterm_saves_at_once_and_goes_on_exactly(corpus, whole, tmp_path, monk
   assert_same(tmp_path / "run", whole, without_evaluation_at=6)
 
 
-def damage(workdir, step, how):
-  """Hurts the largest file of a checkpoint."""
-  files = [p for p in (workdir / f"checkpoints/{step}/weights").rglob("*") if p.is_file()]
-  largest = max(files, key=lambda p: p.stat().st_size)
-  match how:
-    case "truncated":
-      os.truncate(largest, largest.stat().st_size // 2)
-    case "deleted":
-      largest.unlink()
-    case "flipped":
-      content = bytearray(largest.read_bytes())
-      content[len(content) // 2] ^= 1
-      largest.write_bytes(content)
-
-
 @pytest.mark.parametrize("how", ["truncated", "deleted", "flipped"])
 def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
   workdir = tmp_path / "run"
@@ -115,11 +87,24 @@ def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
 
 
 def test_every_checkpoint_damaged(whole, corpus, tmp_path):
-  shutil.copytree(whole, tmp_path / "run")
+  workdir = tmp_path / "run"
+  shutil.copytree(whole, workdir)
   for step in (8, 12):
-    damage(tmp_path / "run", step, "deleted")
-  with pytest.raises(ValueError, match=r"every checkpoint in .* was damaged"):
-    train_on(corpus, tiny(), tmp_path / "run")
+    damage(workdir, step, "deleted")
+  rows = (workdir / "metrics.jsonl").read_bytes()
+  for _ in range(2):  # told once is not told to start again
+    with pytest.raises(ValueError, match=r"every checkpoint in .* was damaged .* \(from_scratch\)"):
+      train_on(corpus, tiny(), workdir)
+  assert (workdir / "metrics.jsonl").read_bytes() == rows
+  train_on(corpus, tiny(), workdir, from_scratch=True)
+  assert_same(workdir, whole)
+  assert (workdir / "metrics.1.jsonl").read_bytes() == rows
+  assert sorted(p.name for p in (workdir / "damaged").iterdir()) == ["12", "8"]
+  assert (workdir / "tensorboard.1").exists()
+  # From here it is a run like any other, also if the flag stays in the command.
+  said = []
+  train_on(corpus, tiny(), workdir, from_scratch=True, say=said.append)
+  assert said == ["going on from step 12 of 12"]
 
 
 def test_divergence_keeps_the_weights(corpus, tmp_path):

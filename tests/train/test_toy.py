@@ -57,9 +57,9 @@ def run(cfg, workdir):
 @pytest.fixture
 def stopped(monkeypatch):
   """The loop is told to stop after update 7, once."""
-  asked, told = loop._Stop.asked, iter([True])
+  asked, told = loop.Stop.asked, iter([True])
   monkeypatch.setattr(
-    loop._Stop, "asked", lambda self, step: (step == 7 and next(told, False)) or asked(self, step)
+    loop.Stop, "asked", lambda self, step: (step == 7 and next(told, False)) or asked(self, step)
   )
 
 

@@ -1,0 +1,23 @@
+"""Looking again at a finished demo changes nothing that its training told."""
+
+import json
+
+from tests.support.training import finish, launch
+
+CODE = """
+import runpy, sys
+from experiments.configs import demo
+from tests.support.training import tiny
+demo.get_config = lambda model: tiny()
+sys.argv = ["demo", *sys.argv[1:]]
+runpy.run_module("experiments.demo", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_summary_is_of_the_run_that_trained(tmp_path):
+  start = lambda: finish(launch(["-c", CODE, f"--out={tmp_path}"], cache=tmp_path / "cache"))
+  start()
+  summary = (tmp_path / "summary.json").read_bytes()
+  assert json.loads(summary)["models"]["deltanet"]["seconds"] > 0
+  start()
+  assert (tmp_path / "summary.json").read_bytes() == summary

@@ -1,0 +1,93 @@
+"""Minutes of readers, SIGTERM, SIGKILL, an I/O error and a flipped bit end as one quiet run.
+
+SOAK_MINUTES=5 XLA_FLAGS= python -m pytest tests/train/test_soak.py -n 0 -s
+"""
+
+import collections
+import os
+import random
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from deltanet_jax.train import load_trained, saved_steps
+from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.step import make_trainer
+from experiments.lib.exits import PREEMPTED
+from tests.support.training import damage, finish, launch, numbers, tiny, train_words
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
+OFTEN = ["--config.tokens=256000000", "--config.checkpoint.every=3", "--config.eval_every=1000000"]
+
+
+class Readers:
+  """Threads that load the newest model again and again."""
+
+  def __init__(self, workdir, count):
+    self.steps, self.errors, self._going = [], [], True
+    self._threads = [threading.Thread(target=self._read, args=(workdir,)) for _ in range(count)]
+    for thread in self._threads:
+      thread.start()
+
+  def _read(self, workdir):
+    while self._going:
+      time.sleep(0.1)
+      if saved_steps(workdir):
+        try:
+          self.steps.append(load_trained(workdir, say=lambda _: None).step)
+        except Exception as e:
+          self.errors.append(e)
+
+  def stop(self):
+    self._going = False
+    for thread in self._threads:
+      thread.join()
+
+
+def final_state(workdir):
+  return Checkpoints(workdir, tiny().checkpoint).restore(make_trainer(tiny()).state_shapes())
+
+
+@pytest.mark.slow
+def test_soak(corpus, tmp_path):
+  workdir, cache, rng = tmp_path / "soak", tmp_path / "cache", random.Random(0)
+  words = lambda folder: train_words(corpus, folder, *OFTEN)
+  arranged = lambda what, folder: launch(
+    ["-m", "tests.support.train_worker", what, *words(folder)[2:]], cache=cache
+  )
+  readers = Readers(workdir, 2)
+  end, codes, faults, outputs = time.time() + 60 * MINUTES, collections.Counter(), [], []
+  while time.time() < end or len(faults) < 2:
+    if not faults and len(saved_steps(workdir)) > 1:
+      before = saved_steps(workdir)
+      output = finish(arranged("fail_read", workdir), 1)
+      assert "Input/output error" in output and "Traceback" not in output, output
+      assert saved_steps(workdir) == before and not (workdir / "damaged").exists()
+      faults.append("I/O error")
+    process = launch(words(workdir), cache=cache)
+    kind = rng.choice([signal.SIGTERM, signal.SIGKILL])
+    time.sleep(1 + 20 * rng.random())
+    process.send_signal(kind)
+    outputs.append(finish(process, PREEMPTED if kind == signal.SIGTERM else -kind))
+    assert "Traceback" not in outputs[-1], outputs[-1]
+    codes[process.returncode] += 1
+    half = time.time() > end - 30 * MINUTES
+    if len(faults) == 1 and half and len(saved_steps(workdir)) > 1:
+      damage(workdir, saved_steps(workdir)[-1], "flipped")
+      faults.append("flipped bit")
+  # Once more, to a step that both runs can be compared at.
+  step = saved_steps(workdir)[-1] + 20
+  outputs.append(finish(arranged(f"stop_after={step}", workdir), PREEMPTED))
+  readers.stop()
+  assert not readers.errors, readers.errors[:3]
+  assert sum("is damaged (the checksum" in output for output in outputs) == 1
+  finish(arranged(f"stop_after={step}", tmp_path / "quiet"), PREEMPTED)
+  print(f"{dict(codes)} ends, {len(readers.steps)} reads, {step} updates, {faults}")
+  assert numbers(workdir) == numbers(tmp_path / "quiet")
+  (state, meta), (expected, expected_meta) = map(final_state, (workdir, tmp_path / "quiet"))
+  assert meta == expected_meta and meta["step"] == step
+  jax.tree.map(np.testing.assert_array_equal, state, expected)
