@@ -1,9 +1,10 @@
 """Every setting of a training run but those of mixers, with defaults; to and from JSON."""
 
 import dataclasses
+import difflib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, get_args
 
 Remat = Literal["none", "full", "dots"]
@@ -21,6 +22,12 @@ def check(condition: bool, message: str):
 def check_one_of(name: str, value, choices):
   """Refuses a value that is none of a Literal's."""
   check(value in get_args(choices), f"{name} is {value!r}, expected one of {get_args(choices)}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+  """The known names that look like an unknown one, in brackets; empty if none does."""
+  near = difflib.get_close_matches(name, sorted(known))
+  return f" (nearest: {', '.join(near)})" if near else ""
 
 
 def check_positive(cfg, *names: str):
