@@ -54,8 +54,8 @@ class ModelConfig:
   vocab: int = 32000
   width: int = 1024
   depth: int = 24
-  mixers: dict[str, MixerConfig]
-  pattern: tuple[str, ...]
+  mixers: dict[str, MixerConfig]  # by the name that the pattern calls them
+  pattern: tuple[str, ...]  # the mixer of each layer, repeated over the depth
   mlp_ratio: float = 4.0  # SwiGLU of 2/3 of this, rounded up; 0 for no MLP
   mlp_multiple: int = 256
   mlp_inner: int | None = None  # None: from the ratio
