@@ -34,9 +34,7 @@ _TOKENIZER = flags.DEFINE_string(
   " .model. A run knows it by itself, and a checkpoint with such a file in its folder.",
 )
 _MAX_NEW = flags.DEFINE_integer("max_new", 200, "Tokens to add at most.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float(
-  "temperature", 0.0, "0 takes the most likely token; top_k and top_p need more.", lower_bound=0.0
-)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely.", lower_bound=0.0)
 _TOP_K = flags.DEFINE_integer(
   "top_k", None, "Only the k most likely tokens; needs a temperature.", lower_bound=1
 )
@@ -60,8 +58,8 @@ def load() -> tuple[LM, Tokenizer | None]:
       )
     if tokenizer and tokenizer.vocab > trained.model.cfg.vocab:
       raise ValueError(
-        f"{_WORKDIR.value} has a vocabulary of {trained.model.cfg.vocab}, but {tokenizer.name!r} now"
-        f" has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
+        f"{_WORKDIR.value} has a vocabulary of {trained.model.cfg.vocab}, but {tokenizer.name!r}"
+        f" now has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
       )
     return trained.model, tokenizer
   model = load_fla(_CHECKPOINT.value) if _CHECKPOINT.value else build(preset(_PRESET.value))
