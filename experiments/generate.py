@@ -51,7 +51,9 @@ def load() -> tuple[LM, Tokenizer | None]:
     raise ValueError("--workdir and --checkpoint are two models: give one.")
   if _WORKDIR.value:
     trained = load_trained(_WORKDIR.value)
-    tokenizer = load_tokenizer(trained.tokenizer) if trained.tokenizer and _TEXTS.value else None
+    tokenizer = None
+    if trained.tokenizer and _TEXTS.value:
+      tokenizer = load_tokenizer(trained.tokenizer, _WORKDIR.value)
     if _TOKENIZER.value and tokenizer and load_tokenizer(_TOKENIZER.value).hash != tokenizer.hash:
       raise ValueError(
         f"{_WORKDIR.value} was trained on the tokenizer {tokenizer.name!r}: leave --tokenizer out."
