@@ -1,9 +1,10 @@
 """Every setting of a training run but those of mixers, with defaults; to and from JSON."""
 
 import dataclasses
+import difflib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, get_args
 
 Remat = Literal["none", "full", "dots"]
@@ -21,6 +22,12 @@ def check(condition: bool, message: str):
 def check_one_of(name: str, value, choices):
   """Refuses a value that is none of a Literal's."""
   check(value in get_args(choices), f"{name} is {value!r}, expected one of {get_args(choices)}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+  """The known names that look like an unknown one, in brackets; empty if none does."""
+  near = difflib.get_close_matches(name, sorted(known))
+  return f" (nearest: {', '.join(near)})" if near else ""
 
 
 def check_positive(cfg, *names: str):
@@ -47,8 +54,8 @@ class ModelConfig:
   vocab: int = 32000
   width: int = 1024
   depth: int = 24
-  mixers: dict[str, MixerConfig]
-  pattern: tuple[str, ...]
+  mixers: dict[str, MixerConfig]  # by the name that the pattern calls them
+  pattern: tuple[str, ...]  # the mixer of each layer, repeated over the depth
   mlp_ratio: float = 4.0  # SwiGLU of 2/3 of this, rounded up; 0 for no MLP
   mlp_multiple: int = 256
   mlp_inner: int | None = None  # None: from the ratio

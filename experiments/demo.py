@@ -34,10 +34,10 @@ _RECORD = flags.DEFINE_bool("record", False, "Also write rows to experiments/res
 
 def sample(workdir: pathlib.Path) -> str:
   trained = load_trained(workdir)
-  tokenizer = load_tokenizer(trained.tokenizer)
+  tokenizer = load_tokenizer(trained.tokenizer, workdir)
   prompt = [tokenizer.bos, *tokenizer.encode(_PROMPT.value).tolist()]
   how = Sampling(temperature=0.7, top_p=0.9)
-  (row,) = generate(trained.model, [prompt], 300, sampling=how, stop=[tokenizer.bos])
+  (row,) = generate(trained.model, [prompt], 300, sampling=how, stop=[tokenizer.eos])
   return _PROMPT.value + tokenizer.decode(row)
 
 

@@ -3,18 +3,19 @@
   python -m experiments.generate --workdir=results/demo/run --text="It is a truth " \\
     --temperature=0.8 --top_k=9
   python -m experiments.generate --checkpoint=FOLDER --tokenizer=mistral --text="The capital of"
+  python -m experiments.generate --checkpoint=FOLDER --tokenizer=FILE/tokenizer.json --text="One "
   python -m experiments.generate --checkpoint=FOLDER --prompt=1,450,4996 --max_new=64
   python -m experiments.generate --preset=deltanet-tiny --prompt=5,9 --prompt=7 --temperature=0.8
 
-`--text` is encoded (and begun with bos) and the answer decoded; `--prompt` is token ids. Either may
-be repeated: a batch of unequal prompts.
+`--text` is encoded (and begun with bos) and the answer decoded, up to eos; `--prompt` is token ids,
+and so is the answer. Either may be repeated: a batch of unequal prompts.
 """
 
 import time
 
 from absl import flags
 
-from deltanet_jax.data import TOKENIZERS, load_tokenizer
+from deltanet_jax.data import Tokenizer, find_tokenizer, load_tokenizer, vocabulary_mismatch
 from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import LM, PRESETS, build, preset
@@ -22,51 +23,92 @@ from deltanet_jax.train import load_trained
 from experiments.lib import app
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
+_STEP = flags.DEFINE_integer("step", None, "Which checkpoint of a run; the newest whole one.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder with config.json and safetensors.")
 _PRESET = flags.DEFINE_enum("preset", "deltanet-tiny", PRESETS, "Model without either.")
 _TEXTS = flags.DEFINE_multi_string("text", [], "Prompt as text; repeat for more rows.")
 _PROMPTS = flags.DEFINE_multi_string("prompt", [], "Prompt as token ids with commas; likewise.")
-_TOKENIZER = flags.DEFINE_enum(
-  "tokenizer", None, TOKENIZERS, "How --text becomes tokens; a run knows it by itself."
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer",
+  None,
+  "How --text becomes tokens: bytes, mistral, or the path of a tokenizer.json or SentencePiece"
+  " .model. A run knows it by itself, and a checkpoint with such a file in its folder.",
 )
 _MAX_NEW = flags.DEFINE_integer("max_new", 200, "Tokens to add at most.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
-_TOP_K = flags.DEFINE_integer("top_k", None, "Only the k most likely tokens.", lower_bound=1)
-_TOP_P = flags.DEFINE_float("top_p", None, "Only tokens that hold this much probability.")
-_STOP = flags.DEFINE_multi_integer("stop", [], "Token id that ends a row.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely.", lower_bound=0.0)
+_TOP_K = flags.DEFINE_integer(
+  "top_k", None, "Only the k most likely tokens; needs a temperature.", lower_bound=1
+)
+_TOP_P = flags.DEFINE_float("top_p", None, "Only tokens that hold this much probability; likewise.")
+_STOP = flags.DEFINE_multi_integer(
+  "stop", [], "Token id that ends a row; with --text eos does by default."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 
 
-def load() -> tuple[LM, str | None]:
-  """The model that the flags name, and the name of its tokenizer where one is known."""
+def load() -> tuple[LM, Tokenizer | None]:
+  """The model that the flags name, and its tokenizer where there is text and one is known."""
   if _WORKDIR.value and _CHECKPOINT.value:
     raise ValueError("--workdir and --checkpoint are two models: give one.")
-  if _CHECKPOINT.value:
-    return load_fla(_CHECKPOINT.value), _TOKENIZER.value
-  if not _WORKDIR.value:
-    return build(preset(_PRESET.value)), _TOKENIZER.value
-  trained = load_trained(_WORKDIR.value)
-  if _TOKENIZER.value not in (None, trained.tokenizer):
+  if _WORKDIR.value:
+    trained = load_trained(_WORKDIR.value, _STEP.value)
+    tokenizer = None
+    if trained.tokenizer and _TEXTS.value:
+      tokenizer = load_tokenizer(trained.tokenizer, _WORKDIR.value)
+    if _TOKENIZER.value and tokenizer and load_tokenizer(_TOKENIZER.value).hash != tokenizer.hash:
+      raise ValueError(
+        f"{_WORKDIR.value} was trained on the tokenizer {tokenizer.name!r}: leave --tokenizer out."
+      )
+    if tokenizer and tokenizer.vocab > trained.model.cfg.vocab:
+      raise ValueError(
+        f"{_WORKDIR.value} has a vocabulary of {trained.model.cfg.vocab}, but {tokenizer.name!r}"
+        f" now has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
+      )
+    return trained.model, tokenizer
+  model = load_fla(_CHECKPOINT.value) if _CHECKPOINT.value else build(preset(_PRESET.value))
+  name = _TOKENIZER.value or (_CHECKPOINT.value and find_tokenizer(_CHECKPOINT.value))
+  if not _TEXTS.value or not name:
+    return model, None
+  tokenizer = load_tokenizer(name)
+  if odd := vocabulary_mismatch(tokenizer.vocab, model.cfg.vocab):
+    raise ValueError(f"{odd}: --tokenizer={name} is not what made its tokens.")
+  return model, tokenizer
+
+
+def check_flags():
+  """Refuses what can be refused before a model is loaded."""
+  if bool(_TEXTS.value) == bool(_PROMPTS.value):
+    raise ValueError("give --text or --prompt, one or several times; see --help.")
+  if _TEXTS.value and not (_WORKDIR.value or _CHECKPOINT.value or _TOKENIZER.value):
     raise ValueError(
-      f"{_WORKDIR.value} was trained on the tokenizer {trained.tokenizer!r}: leave --tokenizer out."
+      "--text needs a trained model: --workdir=RUN (`python -m experiments.demo` trains one in"
+      " minutes, in results/demo/run) or --checkpoint=FOLDER; a preset of random weights takes"
+      " token ids, --prompt=5,9."
     )
-  return trained.model, trained.tokenizer
+
+
+def ids(prompt: str) -> list[int]:
+  try:
+    return [int(token) for token in prompt.split(",")]
+  except ValueError:
+    raise ValueError(
+      f"--prompt is {prompt!r}, expected token ids as 5,9,2; text is --text."
+    ) from None
 
 
 def main():
-  if bool(_TEXTS.value) == bool(_PROMPTS.value):
-    raise ValueError("give --text or --prompt, one or several times; see --help.")
+  check_flags()
   how = Sampling(temperature=_TEMPERATURE.value, top_k=_TOP_K.value, top_p=_TOP_P.value)
-  stop, tokenizer = _STOP.value, None
-  model, name = load()
-  prompts = [[int(token) for token in prompt.split(",")] for prompt in _PROMPTS.value]
+  how.validate()
+  stop, prompts = _STOP.value, [ids(prompt) for prompt in _PROMPTS.value]
+  model, tokenizer = load()
   if _TEXTS.value:
-    if name is None:
-      raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
-    tokenizer = load_tokenizer(name)
+    if tokenizer is None:
+      raise ValueError(
+        "nothing says how this model's tokens are made: set --tokenizer, or give ids by --prompt."
+      )
     prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in _TEXTS.value]
-    # A model of documents ends one by beginning the next.
-    stop = stop or [tokenizer.bos]
+    stop = stop or [tokenizer.eos] * (tokenizer.eos is not None)
   start = time.perf_counter()
   rows = generate(model, prompts, _MAX_NEW.value, sampling=how, stop=stop, seed=_SEED.value)
   seconds = time.perf_counter() - start
@@ -79,4 +121,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, FileNotFoundError, ImportError))
+  app.run(main, expected=(ValueError, ImportError, OSError))

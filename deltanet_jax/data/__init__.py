@@ -6,9 +6,12 @@ from deltanet_jax.data.corpus import (
   CorpusTask,
   Split,
   Tokenizer,
+  find_tokenizer,
+  keep_tokenizer,
   load_tokenizer,
   open_corpus,
   shipped_corpus,
+  vocabulary_mismatch,
 )
 from deltanet_jax.data.task import Batch, Task, training_batches
 
@@ -20,8 +23,11 @@ __all__ = [
   "Split",
   "Task",
   "Tokenizer",
+  "find_tokenizer",
+  "keep_tokenizer",
   "load_tokenizer",
   "open_corpus",
   "shipped_corpus",
   "training_batches",
+  "vocabulary_mismatch",
 ]

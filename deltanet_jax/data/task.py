@@ -1,6 +1,7 @@
 """What a model is trained on: vocabulary, identity, batches by step, validation."""
 
 import abc
+import pathlib
 import sys
 from collections.abc import Iterator
 
@@ -40,6 +41,14 @@ class Task(abc.ABC):
   def describe(self) -> dict:
     """JSON that a reader of the finished run needs, for instance the tokenizer's name."""
     return {}
+
+  def keep(self, folder: str | pathlib.Path):
+    """Writes files that such a reader needs as well into the folder of the run; none by default."""
+    return
+
+  def remark(self, vocab: int) -> str | None:
+    """One line for people if a model of this vocabulary can be trained but hardly was meant."""
+    return None
 
 
 def rows_per_host(batch: int, host: int, hosts: int) -> int:

@@ -25,7 +25,7 @@ class Decoding(NamedTuple):
 
 def generate(
   model: LM,
-  prompts: Sequence[Sequence[int]],
+  prompts: Sequence | np.ndarray | Array,
   max_new: int,
   *,
   sampling: Sampling | None = None,
@@ -36,19 +36,19 @@ def generate(
   """Continues each prompt by up to `max_new` tokens; a stop token ends a row and is kept.
 
   Args:
-    prompts: token ids, of unequal lengths if need be.
+    prompts: token ids, of unequal lengths if need be: lists or arrays, or one array `[B L]`; one
+      list or array of ids alone is one prompt.
     block: tokens per compiled call; ends early once every row has stopped.
   """
   sampling = sampling or Sampling()
   sampling.validate()
   if max_new < 1:
     raise ValueError(f"max_new is {max_new}, expected at least 1 token.")
-  if not prompts or not all(len(prompt) for prompt in prompts):
-    raise ValueError("prompts has an empty entry, expected at least one token in each.")
+  prompts = _rows(prompts)
+  for id in (*stop, *(int(x) for row in prompts for x in (row.min(), row.max()))):
+    if not 0 <= id < model.cfg.vocab:
+      raise ValueError(f"token id {id} is outside the vocabulary of {model.cfg.vocab}.")
   tokens, segment_ids = left_pad(prompts)
-  bad = int(tokens.min()), int(tokens.max()), *stop
-  if min(bad) < 0 or max(bad) >= model.cfg.vocab:
-    raise ValueError(f"a token id is outside the vocabulary of {model.cfg.vocab}.")
   # Whole blocks are drawn, and a cache must hold them all.
   blocks = -(-(max_new - 1) // block)
   state = model.init_state(len(prompts), tokens.shape[1] + blocks * block)
@@ -62,6 +62,22 @@ def generate(
     drawn.append(np.asarray(more))
   rows = np.concatenate(drawn, axis=1)[:, :max_new]
   return [_until_stop(row.tolist(), set(stop)) for row in rows]
+
+
+def _rows(prompts) -> list[np.ndarray]:
+  """The ids of each prompt."""
+  if len(prompts) and np.ndim(prompts[0]) == 0:
+    prompts = [prompts]
+  rows = [np.asarray(prompt) for prompt in prompts]
+  if not rows or not all(row.size for row in rows):
+    raise ValueError("prompts has an empty entry, expected at least one token in each.")
+  for row in rows:
+    if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+      raise ValueError(
+        f"a prompt is an array {list(row.shape)} of {row.dtype}, expected token ids [L] (integers):"
+        " a tokenizer makes them of text."
+      )
+  return rows
 
 
 def left_pad(prompts) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:

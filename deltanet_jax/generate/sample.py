@@ -1,6 +1,7 @@
 """Choosing the next token from logits."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,19 @@ class Sampling:
   top_p: float | None = None  # only the fewest tokens that hold this much probability
 
   def validate(self):
-    if self.temperature < 0:
+    if not 0 <= self.temperature < math.inf:
       raise ValueError(f"temperature is {self.temperature}, expected 0 or more.")
     if self.top_k is not None and self.top_k < 1:
       raise ValueError(f"top_k is {self.top_k}, expected at least 1.")
     if self.top_p is not None and not 0 < self.top_p <= 1:
       raise ValueError(f"top_p is {self.top_p}, expected a probability above 0.")
+    for name in ("top_k", "top_p"):
+      value = getattr(self, name)
+      if self.temperature == 0 and value is not None:
+        raise ValueError(
+          f"{name} is {value}, but temperature 0 always takes the most likely token: set a"
+          f" temperature, for instance 0.8, or leave {name} out."
+        )
 
 
 def sample(logits: Float[Array, "B V"], how: Sampling, key) -> Int[Array, " B"]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -40,6 +41,7 @@ class LM(nnx.Module):
     state: Any = None,
   ) -> tuple[Float[Array, "B L D"], Any]:
     """Normed hidden states, and the state after the last token if one was given."""
+    check_tokens(tokens, "BL", self.cfg.vocab)
     # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
     # And in its own float32: the gradient sums over all tokens that are the same.
     x = constrain(self.embedding[...], None, None)[tokens].astype(self.cfg.dtype)
@@ -72,8 +74,27 @@ class LM(nnx.Module):
 
   def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
     """Goes on by one token."""
+    check_tokens(tokens, "B", self.cfg.vocab)
     x, state = self.features(tokens[:, None], None, state)
     return self.logits(x[:, 0]), state
+
+
+def check_tokens(tokens, axes: str, vocab: int):
+  """Refuses what are no ids of these axes; the ids themselves only where they are not traced.
+
+  Lookups outside a table do not fail by themselves: they give some row of it.
+  """
+  shape, dtype = np.shape(tokens), getattr(tokens, "dtype", type(tokens))
+  if len(shape) != len(axes) or (len(axes) == 2 and shape[1] == 0):
+    least = " with L of at least 1" if len(axes) == 2 else ""
+    raise ValueError(f"tokens has shape {list(shape)}, expected [{' '.join(axes)}]{least}.")
+  if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.integer):
+    raise ValueError(f"tokens is of {dtype}, expected an array of integers.")
+  if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
+    return
+  ids = np.asarray(tokens)
+  if wrong := ids[(ids < 0) | (ids >= vocab)].tolist():
+    raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {vocab}.")
 
 
 @jax.custom_vjp

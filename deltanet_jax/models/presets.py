@@ -6,7 +6,7 @@ A family is one row of _FAMILIES, a function from a size to a model; every prese
 import dataclasses
 from collections.abc import Callable
 
-from deltanet_jax.config import MixerConfig, ModelConfig
+from deltanet_jax.config import MixerConfig, ModelConfig, nearest
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
@@ -92,6 +92,7 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "mamba": _mamba,
   "mamba-noconv": lambda s: _mamba(s, conv=0),
 }
+FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.
 PRESETS: tuple[str, ...] = tuple(
   f"{family}-{size}"
@@ -102,10 +103,37 @@ PRESETS: tuple[str, ...] = tuple(
 
 
 def preset(name: str, **changes) -> ModelConfig:
-  """A fresh configuration of this name with some fields changed."""
+  """A fresh configuration of this name with some fields changed, of the model or of its mixer.
+
+  A field that several mixers of a hybrid have is changed by `mixers=`.
+  """
   if name not in PRESETS:
-    raise ValueError(f"preset is {name!r}, expected one of {list(PRESETS)}.")
+    raise ValueError(
+      f"preset is {name!r}{nearest(name, PRESETS)}, expected one of {list(PRESETS)}."
+    )
   family, size = name.rsplit("-", 1)
-  cfg = dataclasses.replace(_FAMILIES[family](_SIZES[size]), **changes)
+  cfg = _FAMILIES[family](_SIZES[size])
+  own = {field.name for field in dataclasses.fields(ModelConfig)}
+  cfg = dataclasses.replace(cfg, **{k: v for k, v in changes.items() if k in own})
+  of_mixers = {k: v for k, v in changes.items() if k not in own}
+  cfg.mixers = _changed(cfg.mixers, of_mixers, own)
   cfg.validate()
   return cfg
+
+
+def _changed(mixers: dict[str, MixerConfig], changes: dict, own: set[str]) -> dict:
+  """The mixers with fields changed, each of the one that has it."""
+  fields = {name: {x.name for x in dataclasses.fields(mixer)} for name, mixer in mixers.items()}
+  mixers = dict(mixers)
+  for field, value in changes.items():
+    having = [name for name in mixers if field in fields[name]]
+    if not having:
+      known = own.union(*fields.values())
+      raise ValueError(
+        f"neither the model nor its mixers {list(mixers)} have a field {field!r}"
+        f"{nearest(field, known)}."
+      )
+    if len(having) > 1:
+      raise ValueError(f"{field} is a field of the mixers {having}: change one of them by mixers=.")
+    mixers[having[0]] = dataclasses.replace(mixers[having[0]], **{field: value})
+  return mixers

@@ -70,6 +70,8 @@ def train(
       stack.enter_context(locked(workdir, say))
       folders.check(workdir, cfg)  # again: another run may have begun and ended here meanwhile
       folders.write(workdir, cfg, task, origin or {})
+    if line := task.remark(cfg.model.vocab):
+      say(line)
     return _train(trainer, update, workdir, task, evaluators, stop, from_scratch, profile, say)
 
 

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from deltanet_jax.config import TrainConfig, to_json
+from deltanet_jax.data import keep_tokenizer, load_tokenizer
 from deltanet_jax.files import new_folder, write_json
 from deltanet_jax.models import LM
 from deltanet_jax.train import workdir as folders
@@ -30,6 +31,7 @@ class Trained:
   config: TrainConfig
   tokenizer: str | None  # name of what made its tokens; None if they were no text
   step: int
+  folder: pathlib.Path  # where it was found, with the files of its tokenizer if it has any
 
 
 def load_trained(folder: str | pathlib.Path, step: int | None = None, *, say=print) -> Trained:
@@ -55,7 +57,7 @@ def load_trained(folder: str | pathlib.Path, step: int | None = None, *, say=pri
   else:
     weights, meta = read_weights(folder, shapes, step, say)
     found = meta["step"]
-  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), found)
+  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), found, folder)
 
 
 def _exported(folder, values, shapes):
@@ -85,4 +87,6 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     except Exception as e:  # storage raises anything
       reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
       raise OSError(f"{folder} cannot be written ({reason}): name a folder that can.") from e
+    if trained.tokenizer is not None:
+      keep_tokenizer(load_tokenizer(trained.tokenizer, trained.folder), new)
     write_json(new / folders.FILE, values)

@@ -12,7 +12,7 @@ from deltanet_jax.train import lock
 FILE = "config.json"
 VERSION = 2  # of what is in it
 # What may be in a folder before its run has started.
-_BEFORE = ("corpus", lock.FILE)
+_BEFORE = ("corpus", lock.FILE, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 # What may change between two starts of one run: it moves work around, the result stays the same.
 _FREE = (
   "mesh.",
@@ -77,6 +77,7 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict):
   path = workdir / FILE
   if path.exists():
     return
+  task.keep(workdir)
   write_json(
     path,
     dict(

@@ -26,7 +26,7 @@ def get_config(mixer: str = "deltanet") -> TrainConfig:
     raise ValueError(f"the demo has no model {mixer!r}, expected one of {list(MIXERS)}.")
   return TrainConfig(
     model=ModelConfig(
-      vocab=257,
+      vocab=258,
       width=128,
       depth=4,
       mixers={mixer: MIXERS[mixer]},

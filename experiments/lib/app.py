@@ -17,15 +17,24 @@ def parse(argv: list[str]) -> list[str]:
   return app._register_and_parse_flags_with_usage(argv)
 
 
+def sentence(error: Exception) -> str:
+  """What an error says; one of the system names the file and the reason."""
+  if isinstance(error, OSError) and error.errno is not None:
+    what = f"{error.filename} cannot be read or written" if error.filename else "input or output"
+    return f"{what}: {error.strerror}."
+  return str(error)
+
+
 def run(
   main: Callable[[], None],
-  expected: tuple[type[Exception], ...] = (ValueError, FileNotFoundError),
+  expected: tuple[type[Exception], ...] = (ValueError,),
   parse: Callable[[list[str]], list[str]] = parse,
 ):
   """Runs a command without positional arguments.
 
   Args:
     expected: errors that tell what was wrong in a sentence; shown as `name: sentence`, exit code 1.
+      So are those of files, like a full disk.
     parse: reads the flags; `config_file.parse` for commands with `--config`.
   """
   name = module_name().rsplit(".", 1)[-1]
@@ -37,8 +46,8 @@ def run(
     logging.set_verbosity(logging.WARNING)  # jax tells of missing backends, orbax of every save
     try:
       main()
-    except expected as e:
-      raise SystemExit(f"{name}: {e}") from e
+    except (*expected, OSError) as e:
+      raise SystemExit(f"{name}: {sentence(e)}") from e
 
   app.run(start, flags_parser=parse)
 

@@ -148,7 +148,9 @@ def test_evaluation_counts_each_target_once(corpus, length, batch, hosts):
   tokens, _ = stream_of(split)
   inside = tokens[1:] != 256
   np.testing.assert_array_equal(pairs, np.stack([tokens[:-1], tokens[1:]], 1)[inside])
-  assert len(pairs) == split.tokens - split.documents == split.bytes
+  assert len(pairs) == split.tokens - split.documents == split.bytes + split.documents
+  # The end of a document is a target like any other.
+  assert sum(pairs[:, 1] == 257) == split.documents
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Preparing gives every document once, the same whatever interrupts it, and refuses the rest."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 
 from deltanet_jax import files
-from deltanet_jax.data import load_tokenizer, open_corpus
+from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.corpus import buckets, prepare
 from deltanet_jax.data.corpus.rows import evaluation_batches
 from deltanet_jax.data.corpus.text import find_sources
@@ -25,18 +27,19 @@ def contents(folder):
 def documents(split):
   tokens, number = split.read(0, split.tokens)
   parts = np.split(tokens, np.flatnonzero(np.diff(number)) + 1)
-  assert all(part[0] == 256 for part in parts)
+  assert all(part[0] == 256 and part[-1] == 257 for part in parts)
   return [BYTES.decode(part) for part in parts]
 
 
 def test_every_document_once_and_counted(corpus, texts):
   train, validation = documents(corpus.train), documents(corpus.validation)
   assert sorted(train + validation) == sorted(texts)
-  assert len(validation) == corpus.validation.documents == round(0.2 * len(texts))
+  total = sum(len(text.encode()) for text in texts)
+  assert abs(corpus.validation.bytes / total - 0.2) < 0.02
   assert train != sorted(train, key=texts.index)
   for split, found in ((corpus.train, train), (corpus.validation, validation)):
     assert split.bytes == sum(len(text.encode()) for text in found)
-    assert split.tokens == split.bytes + split.documents
+    assert split.tokens == split.bytes + 2 * split.documents
     assert split.documents == len(found)
   assert corpus.manifest.dropped == 6
   assert corpus.manifest.recipe.sources[0][0] == "0.jsonl"
@@ -141,7 +144,7 @@ def test_unfinished_work_of_others_or_damaged_is_refused(source, tmp_path, monke
       prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
   with pytest.raises(ValueError, match=r"begun, with other settings \(seed\)"):
     prepare.prepare(source, tmp_path / "a", BYTES, seed=2, **SETTINGS)
-  (tmp_path / "a/.partial/bucket-000").write_bytes(b"short")
+  (tmp_path / "a/.partial/train/bucket-000").write_bytes(b"short")
   with pytest.raises(ValueError, match="has lost data"):
     prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
 
@@ -171,7 +174,7 @@ def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
     (lambda p: (p.parent / "manifest.json").write_text("{"), "is damaged"),
     (
       lambda p: (p.parent / "manifest.json").write_text('{"recipe": {"version": 9}}'),
-      "has format 9, this program reads 1",
+      "has format 9, this program reads 2",
     ),
   ],
 )
@@ -203,13 +206,19 @@ def test_another_tokenizer_is_refused(corpus):
     open_corpus(corpus.train.folder, tokenizer=Other())
 
 
-def test_a_vocabulary_above_16_bits_is_refused(source, tmp_path):
+def test_a_vocabulary_above_16_bits_takes_32(source, corpus, tmp_path):
   class Wide(type(BYTES)):
     vocab = 65537
 
-  with pytest.raises(ValueError, match="65537 ids, but shards are 16-bit"):
-    prepare.prepare(source, tmp_path / "a", Wide())
-  assert not (tmp_path / "a").exists()
+    def encode_many(self, texts):
+      return [ids + 65000 for ids in super().encode_many(texts)]
+
+  prepare.prepare(source, tmp_path / "a", Wide(), **SETTINGS)
+  train = open_corpus(tmp_path / "a").train
+  tokens, number = train.read(0, train.tokens)
+  want = corpus.train.read(0, corpus.train.tokens)
+  np.testing.assert_array_equal(np.where(tokens >= 65000, tokens - 65000, tokens), want[0])
+  np.testing.assert_array_equal(number, want[1])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +226,7 @@ def test_a_vocabulary_above_16_bits_is_refused(source, tmp_path):
   [
     ([], {}, "no document with text .0 without."),
     (["", "  "], {}, "no document with text .2 without."),
-    (["one"], {}, "1 documents with text, too few to hold out"),
+    (["one"], {}, "only document has no line or word where a share of 0.01"),
     (["one", "two"], dict(validation=1.0), "validation is 1.0"),
     (["one", "two"], dict(shard_tokens=0), "shard_tokens is 0"),
   ],
@@ -241,9 +250,121 @@ def test_without_validation(tmp_path):
     evaluation_batches(corpus.validation, length=8, batch=1)
 
 
+def held_out(tmp_path, texts, **settings):
+  """Texts of both splits, bytes of validation over all bytes, and the corpus."""
+  write_jsonl(tmp_path / "in.jsonl", texts)
+  prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES, **settings)
+  corpus = open_corpus(tmp_path / "out")
+  share = corpus.validation.bytes / (corpus.validation.bytes + corpus.train.bytes)
+  return share, corpus
+
+
+PARAGRAPHS = "\n\n".join(f"Paragraph {i} has some words.\nAnd a line." for i in range(400))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_validation_is_a_share_of_the_text(tmp_path, seed):
+  """Whichever of two unequal files comes first; documents were counted once, and 76 % held out."""
+  texts = [PARAGRAPHS, PARAGRAPHS[: len(PARAGRAPHS) // 3]]
+  share, corpus = held_out(tmp_path, texts, validation=0.1, seed=seed)
+  assert abs(share - 0.1) < 0.01
+  assert corpus.train.bytes + corpus.validation.bytes == sum(map(len, texts))
+
+
+def test_one_big_document_is_cut_between_paragraphs(tmp_path):
+  share, corpus = held_out(tmp_path, [PARAGRAPHS], validation=0.1)
+  assert abs(share - 0.1) < 0.01
+  (train, validation) = (
+    BYTES.decode(split.read(0, split.tokens)[0]) for split in (corpus.train, corpus.validation)
+  )
+  assert train + validation == PARAGRAPHS
+  assert train.endswith("\n\n") and validation.startswith("Paragraph")
+  # Only what is the end of the document says so.
+  assert corpus.train.read(0, corpus.train.tokens)[0][-1] == ord("\n")
+  assert corpus.validation.read(0, corpus.validation.tokens)[0][-1] == BYTES.eos
+
+
+@pytest.mark.parametrize("border", ["\n", " "])
+def test_without_paragraphs_lines_and_then_words_are_cut(tmp_path, border):
+  share, corpus = held_out(tmp_path, [border.join(["word"] * 1000)], validation=0.1)
+  assert abs(share - 0.1) < 0.01
+  assert corpus.train.read(0, corpus.train.tokens)[0][-1] == ord(border)
+
+
+def test_shipped_validation_is_the_same_eight_chapters(tmp_path):
+  manifest = prepare.prepare(shipped_corpus(), tmp_path / "out", BYTES, validation=0.1)
+  assert (manifest.validation.documents, manifest.validation.bytes) == (8, 115_151)
+  assert (manifest.train.documents, manifest.train.bytes) == (77, 1_150_197 - 115_151)
+
+
+def test_validation_with_input_of_its_own(source, texts, tmp_path):
+  (tmp_path / "held.txt").write_text("held out by hand")
+  run = lambda: prepare.prepare(source, tmp_path / "a", BYTES, validation=tmp_path / "held.txt")
+  run()
+  corpus = open_corpus(tmp_path / "a")
+  assert documents(corpus.validation) == ["held out by hand"]
+  assert sorted(documents(corpus.train)) == sorted(texts)
+  (tmp_path / "held.txt").write_text("held out by mind")
+  with pytest.raises(ValueError, match=r"other settings \(validation_sources\)"):
+    run()
+
+
+def test_sources_are_known_by_content_not_by_name_and_size(tmp_path):
+  path = tmp_path / "in.txt"
+  run = lambda path: prepare.prepare(path, tmp_path / "out", BYTES, validation=0.0)
+  path.write_text("all of it")
+  run(path)
+  run(path.rename(tmp_path / "renamed.txt"))
+  path.write_text("none o it")
+  with pytest.raises(ValueError, match=r"other settings \(sources\)"):
+    run(path)
+
+
+def test_what_is_left_out_is_said(tmp_path):
+  folder = tmp_path / "in"
+  folder.mkdir()
+  for i in range(7):
+    (folder / f"{i}.png").write_bytes(b"\0")
+  (folder / "a.txt").write_text("some text here")
+  said = []
+  prepare.prepare(folder, tmp_path / "out", BYTES, validation=0.0, say=said.append)
+  (line,) = said
+  assert "1 files are read, 7 are left out: 0.png, 1.png" in line and "and 2 more" in line
+
+
+def test_without_eos(tmp_path):
+  _, corpus = held_out(tmp_path, ["one", "two", "three"], validation=0.3, eos=False)
+  assert corpus.manifest.recipe.eos is None
+  assert corpus.train.tokens == corpus.train.bytes + corpus.train.documents
+
+  class Endless(type(BYTES)):
+    eos = None
+
+  with pytest.raises(ValueError, match="has no eos for documents: set eos=False"):
+    prepare.prepare(tmp_path / "in.jsonl", tmp_path / "b", Endless())
+
+
+def test_unfinished_work_of_another_version_is_refused(source, tmp_path):
+  (tmp_path / "a/.partial").mkdir(parents=True)
+  (tmp_path / "a/.partial/dealt.json").write_text('{"recipe": {"version": 1}}')
+  with pytest.raises(ValueError, match="begun by another version"):
+    prepare.prepare(source, tmp_path / "a", BYTES)
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(source, tmp_path, monkeypatch):
+  def full(path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(files, "sync", full)
+    with pytest.raises(OSError, match=r"/a cannot be .* \(No space left on device\): .* goes on"):
+      prepare.prepare(source, tmp_path / "a", BYTES)
+  assert prepare.prepare(source, tmp_path / "a", BYTES).train.documents
+
+
 def test_documents_spread_over_buckets(source, tmp_path, monkeypatch):
   monkeypatch.setattr(buckets, "_BUCKET", 500)
-  dealt = buckets.deal(find_sources(source), "text", 0, tmp_path)
+  dealt = buckets.deal(find_sources(source)[0], "text", 0, tmp_path)
   sizes = [p.stat().st_size for p in tmp_path.iterdir()]
   assert dealt.buckets == len(sizes) > 8
   assert sum(size > 0 for size in sizes) > dealt.buckets / 2

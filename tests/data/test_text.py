@@ -26,7 +26,7 @@ PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zst}
 
 def read(path, field="text"):
   told = []
-  (source,) = find_sources(path)
+  (source,), _ = find_sources(path)
   found = [text.decode() for text in read_documents(source, field, told.append)]
   assert sum(told) == path.stat().st_size
   return found
@@ -77,16 +77,54 @@ def test_other_fields_and_wrong_encodings(tmp_path):
     read(tmp_path / "b.txt")
 
 
-def test_folders_are_searched_in_order(tmp_path):
-  for name in ("b.txt", "a/z.jsonl.gz", "a/c.txt", "README.md", "x.gz"):
+def test_folders_are_searched_in_order_and_what_is_left_out_is_named(tmp_path):
+  read = ("LICENSE", "README.md", "a/c.txt", "a/z.jsonl.gz", "b.txt", "d.json", "x.gz")
+  left = (".git/config", ".hidden.txt", "a/figure.png", "binary", "half.xz")
+  for name in (*read, *left):
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(b"")
-  assert [source.name for source in find_sources(tmp_path)] == ["a/c.txt", "a/z.jsonl.gz", "b.txt"]
+    (tmp_path / name).write_bytes(b"\0" if name in ("binary", "half.xz") else b"")
+  sources, skipped = find_sources(tmp_path)
+  assert [source.name for source in sources] == sorted(read)
+  assert skipped == sorted(left)
   (tmp_path / "empty").mkdir()
-  with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl"):
+  with pytest.raises(ValueError, match=r"no text that is read: \.txt, \.md, \.json, \.jsonl or no"):
     find_sources(tmp_path / "empty")
   with pytest.raises(FileNotFoundError, match="does not exist"):
     find_sources(tmp_path / "nothing")
+
+
+def test_text_without_a_suffix_may_end_a_block_inside_a_character(tmp_path, monkeypatch):
+  monkeypatch.setattr("deltanet_jax.data.corpus.text._BLOCK", 4)
+  (tmp_path / "story").write_text("abcé" * 10)
+  assert read(tmp_path / "story") == ["abcé" * 10]
+
+
+@pytest.mark.parametrize(
+  "content, texts",
+  [
+    ('[{"text": "a"}, {"text": "b", "id": 3}]', ["a", "b"]),
+    ('{\n "text": "one"\n}\n', ["one"]),
+    ('{"text": "a"}\n\n{"text": "b"}\n', ["a", "b"]),
+    ("[]", []),
+  ],
+)
+def test_json_is_an_array_an_object_or_lines(tmp_path, content, texts):
+  (tmp_path / "a.json").write_text(content)
+  assert read(tmp_path / "a.json") == texts
+
+
+@pytest.mark.parametrize(
+  "content, message",
+  [
+    ('[{"text": "a"}, {"body": "b"}]', r"a\.json, object 2: no text in a field 'text'"),
+    ('{"text": "a"}\n{"text": 3}', r"a\.json, line 2: no text in a field 'text'"),
+    ('[{"text": "a"', r"a\.json: Expecting"),
+  ],
+)
+def test_broken_json_is_named(tmp_path, content, message):
+  (tmp_path / "a.json").write_text(content)
+  with pytest.raises(ValueError, match=message):
+    read(tmp_path / "a.json")
 
 
 def test_zst_without_its_package(tmp_path, monkeypatch):

@@ -5,7 +5,15 @@ import importlib.util
 import numpy as np
 import pytest
 
-from deltanet_jax.data import load_tokenizer
+from deltanet_jax.data import (
+  CorpusTask,
+  find_tokenizer,
+  keep_tokenizer,
+  load_tokenizer,
+  open_corpus,
+  vocabulary_mismatch,
+)
+from deltanet_jax.data.corpus.prepare import prepare
 
 TEXTS = ["", "Hello", " Hello  world\n\n\tä 漢字 🙂", "<s> is text, </s> too\x01", "\r\n end "]
 MISSING = [p for p in ("mistral_common", "sentencepiece") if not importlib.util.find_spec(p)]
@@ -28,7 +36,7 @@ def test_round_trip(name):
 
 def test_bytes():
   tokenizer = load_tokenizer("bytes")
-  assert (tokenizer.vocab, tokenizer.bos, tokenizer.eos) == (257, 256, None)
+  assert (tokenizer.vocab, tokenizer.bos, tokenizer.eos) == (258, 256, 257)
   assert tokenizer.encode("é").tolist() == [0xC3, 0xA9]
   assert tokenizer.decode([0x61, 0xC3]) == "a\ufffd"
 
@@ -40,6 +48,130 @@ def test_mistral_is_the_real_one():
   assert tokenizer.encode("Hello").tolist() == [22557]
   assert tokenizer.encode(" Hello").tolist() == [28705, 22557]
   assert tokenizer.hash == "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
+
+
+def test_ids_outside_the_vocabulary_are_refused():
+  for ids in ([97, 258], [300], [-1]):
+    with pytest.raises(ValueError, match=rf"token id {ids[-1]} is outside the 258 of .* 'bytes'"):
+      load_tokenizer("bytes").decode(ids)
+
+
+def hugging_face(folder, special="<|endoftext|>", name="tokenizer.json"):
+  """A small byte-level BPE, which asks for rows of three tokens."""
+  tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+  model = tokenizers.Tokenizer(tokenizers.models.BPE())
+  model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  model.decoder = tokenizers.decoders.ByteLevel()
+  alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300,
+    special_tokens=special.split(),
+    initial_alphabet=alphabet,
+    show_progress=False,
+  )
+  model.train_from_iterator(TEXTS * 4, trainer)
+  model.enable_truncation(3)
+  model.save(str(folder / name))
+  return folder / name
+
+
+def sentence_piece(folder, name="any.model", **options):
+  """A small BPE with byte fallback."""
+  sentencepiece = pytest.importorskip("sentencepiece", reason="needs the package sentencepiece")
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(["some words of a text", "more words"] * 20),
+    model_prefix=str(folder / name.removesuffix(".model")),
+    vocab_size=290,
+    model_type="bpe",
+    byte_fallback=True,
+    normalization_rule_name="identity",
+    remove_extra_whitespaces=False,
+    minloglevel=5,
+    hard_vocab_limit=False,
+    **options,
+  )
+  return folder / name
+
+
+FILES = {"hugging_face": hugging_face, "sentence_piece": sentence_piece}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_are_read_and_kept(kind, tmp_path):
+  tokenizer = load_tokenizer(FILES[kind](tmp_path))
+  for text, ids in zip(TEXTS, tokenizer.encode_many(TEXTS), strict=True):
+    np.testing.assert_array_equal(ids, tokenizer.encode(text))
+    assert ids.dtype == np.int32 and not np.isin(ids, [tokenizer.bos, tokenizer.eos]).any()
+    end = [tokenizer.eos]
+    assert tokenizer.decode(ids) == tokenizer.decode([tokenizer.bos, *ids, *end]) == text
+  with pytest.raises(ValueError, match=f"token id {tokenizer.vocab} is outside"):
+    tokenizer.decode([tokenizer.vocab])
+  kept = tmp_path / "kept"
+  kept.mkdir()
+  keep_tokenizer(tokenizer, kept)
+  for again in (load_tokenizer(tokenizer.name, kept), load_tokenizer(find_tokenizer(kept))):
+    same = ("name", "vocab", "bos", "eos", "hash")
+    assert [getattr(again, x) for x in same] == [getattr(tokenizer, x) for x in same]
+
+
+def test_what_begins_and_ends_a_text(tmp_path):
+  path = hugging_face(tmp_path, "<|endoftext|> <start> </s>")
+  assert (load_tokenizer(path).bos, load_tokenizer(path).eos) == (2, 2)
+  (tmp_path / "tokenizer_config.json").write_text(
+    '{"bos_token": {"content": "<start>"}, "eos_token": "<|endoftext|>", "other": 1}'
+  )
+  tokenizer = load_tokenizer(tmp_path)
+  assert (tokenizer.bos, tokenizer.eos) == (1, 0)
+  (tmp_path / "kept").mkdir()
+  keep_tokenizer(tokenizer, tmp_path / "kept")
+  assert load_tokenizer(tmp_path / "kept").bos == 1
+  nothing = hugging_face(tmp_path, "", "nothing.json")
+  (tmp_path / "tokenizer_config.json").unlink()
+  with pytest.raises(ValueError, match=r"nothing\.json cannot be read.*no token begins or ends"):
+    load_tokenizer(nothing)
+  without = load_tokenizer(sentence_piece(tmp_path, bos_id=-1))
+  assert without.bos == without.eos is not None
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_corpus_keeps_its_tokenizer(kind, tmp_path):
+  path = FILES[kind](tmp_path)
+  (tmp_path / "in.txt").write_text("Hello world\n\n" * 50)
+  prepare(tmp_path / "in.txt", tmp_path / "out", load_tokenizer(path), validation=0.2)
+  path.unlink()
+  moved = (tmp_path / "out").rename(tmp_path / "moved")
+  corpus = open_corpus(moved)
+  tokens, _ = corpus.validation.read(0, corpus.validation.tokens)
+  assert "Hello world\n\nHello" in corpus.tokenizer().decode(tokens)
+  task = CorpusTask(corpus, length=8, batch=1)
+  (tmp_path / "run").mkdir()
+  task.keep(tmp_path / "run")
+  name = task.describe()["tokenizer"]
+  assert load_tokenizer(name, tmp_path / "run").hash == corpus.tokenizer().hash
+  with open(moved / name, "ab") as file:
+    file.write(b" ")
+  with pytest.raises(ValueError, match="is missing or was changed since"):
+    open_corpus(moved)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.model"])
+def test_files_that_are_no_tokenizer(name, tmp_path):
+  (tmp_path / name).write_text('{"some": "thing"}')
+  with pytest.raises(ValueError, match=f"{name} cannot be read as a tokenizer"):
+    load_tokenizer(tmp_path / name)
+
+
+def test_vocabularies_that_suit():
+  for tokenizer, model in ((258, 258), (258, 512), (50257, 50304), (151_665, 152_064)):
+    assert vocabulary_mismatch(tokenizer, model) is None
+  assert "more than the 257" in vocabulary_mismatch(258, 257)
+  assert "258 ids, far fewer than the 32000" in vocabulary_mismatch(258, 32000)
+
+
+def test_a_task_remarks_on_a_vocabulary(corpus):
+  task = CorpusTask(corpus, length=8, batch=1)
+  assert task.remark(258) is None
+  assert "far fewer than the 32000 of the model; is model.vocab meant so?" in task.remark(32000)
 
 
 def test_missing_packages_and_names(monkeypatch):

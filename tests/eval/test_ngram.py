@@ -74,7 +74,7 @@ def test_text_that_repeats_itself_costs_nothing(tmp_path):
     (tmp_path / f"{i:02}.txt").write_text("abcd" * 200)
   prepare(tmp_path, tmp_path / "out", load_tokenizer("bytes"), validation=0.1)
   corpus = open_corpus(tmp_path / "out")
-  bits = {n: bits_per_byte(corpus.train, corpus.validation, order=n, vocab=257) for n in (1, 2, 3)}
+  bits = {n: bits_per_byte(corpus.train, corpus.validation, order=n, vocab=258) for n in (1, 2, 3)}
   assert math.isclose(bits[1], 2, abs_tol=0.01)
   assert bits[2] < 0.02 and bits[3] < 0.02
 

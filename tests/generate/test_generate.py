@@ -69,6 +69,18 @@ def test_sampling_is_reproducible_and_within_top_k_and_top_p():
   np.testing.assert_allclose(frequencies, p, atol=0.04)
 
 
+def test_arrays_and_one_prompt_alone_are_taken():
+  model = model_of("deltanet-tiny")
+  rows = [[5, 9, 2], [17, 3, 3]]
+  want = generate(model, rows, 3)
+  for array in (np.asarray, jnp.asarray):
+    assert generate(model, array(rows), 3) == want
+    assert generate(model, [array(row) for row in rows], 3) == want
+    assert generate(model, array(rows[0]), 3) == want[:1]
+  assert generate(model, np.asarray(rows, np.uint8), 3) == want
+  assert generate(model, rows[0], 3) == want[:1]
+
+
 def test_memory_does_not_grow_with_the_generated_length():
   model = model_of("deltanet-tiny")
   tokens, segment_ids = left_pad(PROMPTS)
@@ -94,10 +106,20 @@ def test_errors_are_clear():
   for arguments, words in (
     (dict(prompts=[[]], max_new=3), "prompts has an empty entry"),
     (dict(prompts=[[1]], max_new=0), "max_new is 0"),
-    (dict(prompts=[[256]], max_new=1), "outside the vocabulary of 256"),
+    (dict(prompts=[[256]], max_new=1), "token id 256 is outside the vocabulary of 256"),
+    (dict(prompts=[[2**40]], max_new=1), "outside the vocabulary of 256"),
+    (dict(prompts=[[1]], max_new=1, stop=[-1]), "token id -1 is outside"),
+    (dict(prompts=np.zeros((2, 0), int), max_new=1), "prompts has an empty entry"),
+    (dict(prompts=np.zeros((0, 2), int), max_new=1), "prompts has an empty entry"),
+    (dict(prompts=np.zeros((1, 2, 3), int), max_new=1), r"\[2, 3\] of int64, expected token ids"),
+    (dict(prompts=np.ones(3), max_new=1), r"\[3\] of float64, expected token ids"),
+    (dict(prompts="hello", max_new=1), "a tokenizer makes them of text"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=2.0)), "top_p is 2.0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=0)), "top_k is 0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(temperature=-1.0)), "temperature is -1"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(temperature=np.nan)), "temperature is nan"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=9)), "top_k is 9, but temperature 0"),
+    (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=0.9)), "top_p is 0.9, but temperature"),
   ):
     with pytest.raises(ValueError, match=words):
       generate(model, **arguments)

@@ -15,7 +15,7 @@ from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.models.build import abstract
-from deltanet_jax.models.lm import head_logits
+from deltanet_jax.models.lm import check_tokens, head_logits
 from deltanet_jax.ops import compiling_for
 from deltanet_jax.ops.numerics import rel_rms
 from tests.support.models import random_model
@@ -135,6 +135,46 @@ def test_compile_time_does_not_grow_with_depth():
     lowered.compile()
     times[depth].append(time.process_time() - start)
   assert min(times[24]) < 1.5 * min(times[4]), times
+
+
+def test_ids_outside_the_vocabulary_are_refused_in_eager_calls():
+  """They gave finite logits of some row of the table."""
+  model = random_model(preset("deltanet-tiny", depth=1))
+  state = model.init_state(1, 4)
+  for id in (256, -1):
+    tokens = jnp.asarray([[3, id]], jnp.int32)
+    for call in (
+      lambda: model(tokens),
+      lambda: model.prefill(tokens, state),
+      lambda: model.step(tokens[:, 1], state),
+      lambda: jax.jit(lambda m: m(tokens))(model),  # a constant of the program
+    ):
+      with pytest.raises(ValueError, match=f"token id {id} is outside the vocabulary of 256"):
+        call()
+  assert np.isfinite(model(jnp.asarray([[3, 255]], jnp.int32))).all()
+
+
+def test_tokens_of_other_shapes_are_refused():
+  model = abstract(preset("deltanet-tiny", depth=1))
+  with pytest.raises(ValueError, match=r"tokens has shape \[2, 0\], expected \[B L\] with L of at"):
+    jax.eval_shape(lambda m, x: m(x), model, jax.ShapeDtypeStruct((2, 0), jnp.int32))
+  # As users call it: under pytest the types of arguments are checked before.
+  for tokens, axes, words in (
+    (np.zeros(3, int), "BL", r"tokens has shape \[3\], expected \[B L\]"),
+    (np.zeros((2, 3), int), "B", r"tokens has shape \[2, 3\], expected \[B\]\."),
+    (np.zeros((2, 3)), "BL", "tokens is of float64, expected an array of integers"),
+    ([[1, 2]], "BL", "list.*expected an array of integers"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      check_tokens(tokens, axes, 256)
+
+
+def test_the_check_of_tokens_is_not_in_the_program(monkeypatch):
+  model = abstract(preset("deltanet-tiny", depth=1))
+  lower = lambda: jax.jit(lambda m, x: m(x)).lower(model, TOKENS).as_text()
+  checked = lower()
+  monkeypatch.setattr("deltanet_jax.models.lm.check_tokens", lambda *_: None)
+  assert lower() == checked
 
 
 def test_head_multiplies_in_the_models_dtype():

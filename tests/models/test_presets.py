@@ -160,3 +160,20 @@ def test_unknown_names_and_bad_settings_are_clear_errors():
   ):
     with pytest.raises(ValueError, match=words):
       preset(**arguments)
+
+
+def test_fields_of_the_mixer_are_changed_by_name():
+  cfg = preset("deltanet-340m", key_size=64, depth=3)
+  assert (cfg.mixers["deltanet"].key_size, cfg.depth) == (64, 3)
+  assert preset("deltanet-340m").mixers["deltanet"].key_size == 128
+  hybrid = preset("deltanet-sliding-tiny", window=8, conv=0)
+  assert (hybrid.mixers["window"].window, hybrid.mixers["deltanet"].conv) == (8, 0)
+  for name, changes, words in (
+    ("deltanet-tiny", dict(key_sizes=3), r"have a field 'key_sizes' \(nearest: key_size"),
+    ("transformer-tiny", dict(key_size=3), "neither the model nor its mixers .'attention'. have"),
+    ("deltanet-sliding-tiny", dict(heads=2), "heads is a field of the mixers .'deltanet', 'window"),
+    ("deltanet-tiny", dict(chunk=48), "chunk is 48"),
+    ("deltanett-tiny", {}, r"'deltanett-tiny' \(nearest: deltanet-tiny"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      preset(name, **changes)

@@ -119,7 +119,7 @@ def test_other_settings_are_refused_before_writing(corpus, whole, tmp_path):
   with pytest.raises(ValueError, match="seed = 0, now it is 1"):
     train_on(corpus, tiny(seed=1), whole)
   assert sorted(p.name for p in whole.rglob("*")) == before
-  with pytest.raises(ValueError, match="less than the 257 tokens of the task"):
+  with pytest.raises(ValueError, match="less than the 258 tokens of the task"):
     small = tiny()
     small.model.vocab = 100
     train_on(corpus, small, tmp_path / "a")

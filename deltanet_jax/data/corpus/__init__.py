@@ -3,7 +3,14 @@
 from deltanet_jax.data.corpus.shards import Corpus, Split, open_corpus
 from deltanet_jax.data.corpus.task import CorpusTask
 from deltanet_jax.data.corpus.text import shipped_corpus
-from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
+from deltanet_jax.data.corpus.tokenizer import (
+  TOKENIZERS,
+  Tokenizer,
+  find_tokenizer,
+  keep_tokenizer,
+  load_tokenizer,
+  vocabulary_mismatch,
+)
 
 __all__ = [
   "TOKENIZERS",
@@ -11,7 +18,10 @@ __all__ = [
   "CorpusTask",
   "Split",
   "Tokenizer",
+  "find_tokenizer",
+  "keep_tokenizer",
   "load_tokenizer",
   "open_corpus",
   "shipped_corpus",
+  "vocabulary_mismatch",
 ]

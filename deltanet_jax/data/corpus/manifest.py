@@ -5,10 +5,13 @@ import json
 import pathlib
 
 FILE = "manifest.json"
-VERSION = 1
-TOKEN = "<u2"  # of the shards
+VERSION = 2
 START = "<i8"  # of the indices
-MAX_VOCAB = 1 << 16
+
+
+def token_dtype(vocab: int) -> str:
+  """Of the shards: two bytes where ids fit."""
+  return "<u2" if vocab <= 1 << 16 else "<u4"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,16 +46,26 @@ class SplitInfo:
 class Recipe:
   """All that the tokens depend on, besides the text itself."""
 
-  tokenizer: str
+  tokenizer: str  # its name, or the file in this folder that it is read from
   tokenizer_hash: str
   vocab: int
   bos: int
-  validation: float  # share of the documents
+  eos: int | None  # that ends each document, if any does
+  validation: float  # share of the text's bytes; 0 if it has input of its own
   seed: int
   shard_tokens: int
   text_field: str
-  sources: list[tuple[str, int]]  # names and bytes of the input files
+  sources: list[tuple[str, str]]  # names and sha256 of the input files
+  validation_sources: list[tuple[str, str]]
   version: int = VERSION
+
+  def different(self, other: "Recipe") -> list[str]:
+    """Names of what is not the same; of the input only the content counts, in its order."""
+    values = [dataclasses.asdict(recipe) for recipe in (self, other)]
+    for one in values:
+      for name in ("sources", "validation_sources"):
+        one[name] = [checksum for _, checksum in one[name]]
+    return [name for name in values[0] if values[0][name] != values[1][name]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +78,8 @@ class Manifest:
 
 def recipe_from(values: dict) -> Recipe:
   """A recipe from JSON."""
-  sources = [tuple(source) for source in values["sources"]]
-  return Recipe(**values | {"sources": sources})
+  lists = {name: [tuple(x) for x in values[name]] for name in ("sources", "validation_sources")}
+  return Recipe(**values | lists)
 
 
 def _split_from(values: dict) -> SplitInfo:

@@ -19,31 +19,28 @@ from tqdm import tqdm
 
 from deltanet_jax import files
 from deltanet_jax.data.corpus import manifest as manifests
-from deltanet_jax.data.corpus.buckets import Dealt, deal, is_whole, shuffled
+from deltanet_jax.data.corpus.buckets import Dealt, deal, is_whole
 from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
 from deltanet_jax.data.corpus.shards import check_files
-from deltanet_jax.data.corpus.text import find_sources
-from deltanet_jax.data.corpus.tokenizer import Tokenizer
+from deltanet_jax.data.corpus.split import Document, Part, hold_out, whole
+from deltanet_jax.data.corpus.text import Source, find_sources
+from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
 
 _PARTIAL = ".partial"
 _GROUP = 1 << 22  # bytes of text tokenized at a time
 
 
-def _check_settings(tokenizer: Tokenizer, validation: float, shard_tokens: int):
-  if tokenizer.vocab > manifests.MAX_VOCAB:
-    raise ValueError(
-      f"The tokenizer {tokenizer.name!r} has {tokenizer.vocab} ids, but shards are 16-bit: "
-      f"use one of at most {manifests.MAX_VOCAB}."
-    )
+def _check_settings(tokenizer: Tokenizer, validation: float, eos: bool, shard_tokens: int):
   if not 0 <= validation < 1:
     raise ValueError(f"validation is {validation}, expected a share from 0 to below 1.")
+  if eos and tokenizer.eos is None:
+    raise ValueError(f"The tokenizer {tokenizer.name!r} has no eos for documents: set eos=False.")
   if shard_tokens < 1:
     raise ValueError(f"shard_tokens is {shard_tokens}, expected a positive number.")
 
 
 def _check_same(folder: pathlib.Path, old: Recipe, new: Recipe):
-  names = [field.name for field in dataclasses.fields(Recipe)]
-  if different := [name for name in names if getattr(old, name) != getattr(new, name)]:
+  if different := new.different(old):
     raise ValueError(
       f"{folder} was prepared, or begun, with other settings ({', '.join(different)}): "
       "use the same ones, another output, or delete the folder."
@@ -75,47 +72,78 @@ def _locked(partial: pathlib.Path):
     yield
 
 
-def _held_out(recipe: Recipe, documents: int) -> int:
-  return max(round(documents * recipe.validation), 1) if recipe.validation else 0
+def _find(path: str | pathlib.Path, say: Callable[[str], None]) -> list[Source]:
+  """The input files of a folder; tells what else lies there."""
+  sources, skipped = find_sources(path)
+  if skipped:
+    more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+    say(
+      f"{path}: {len(sources)} files are read, {len(skipped)} are left out:"
+      f" {', '.join(skipped[:5])}{more} (read are .txt, .md, .json, .jsonl and text without suffix)"
+    )
+  return sources
 
 
-def _deal_once(path: pathlib.Path, recipe: Recipe, partial: pathlib.Path) -> Dealt:
-  """What the buckets hold, filling them unless that was finished before."""
+def _checksums(sources: list[Source]) -> list[tuple[str, str]]:
+  """Name and sha256 of each file."""
+  bar = tqdm(sources, desc="checksums", unit="file", disable=not sources)
+  return [(source.name, files.sha256(source.path)) for source in bar]
+
+
+def _deal_once(inputs: dict[str, list[Source]], recipe: Recipe, partial: pathlib.Path) -> dict:
+  """What the buckets of each input hold, filling them unless that was finished before."""
   done = partial / "dealt.json"
   if done.is_file():
     stored = json.loads(done.read_text())
+    if stored["recipe"]["version"] != recipe.version:
+      raise ValueError(
+        f"{partial.parent} was begun by another version: delete it and prepare it again."
+      )
     _check_same(partial.parent, manifests.recipe_from(stored["recipe"]), recipe)
-    dealt = Dealt(**stored["dealt"])
-    if not is_whole(partial, dealt):
+    dealt = {name: Dealt(**values) for name, values in stored["dealt"].items()}
+    if not all(is_whole(partial / name, one) for name, one in dealt.items()):
       raise ValueError(f"{partial} has lost data: delete {partial.parent} and prepare it again.")
     return dealt
-  dealt = deal(find_sources(path), recipe.text_field, recipe.seed, partial)
-  if not dealt.documents:
-    raise ValueError(f"{path} has no document with text ({dealt.dropped} without).")
-  if dealt.documents <= _held_out(recipe, dealt.documents):
-    raise ValueError(
-      f"{path} has {dealt.documents} documents with text, too few to hold out a share of "
-      f"{recipe.validation}: give more, or set validation to 0."
-    )
-  files.write_json(done, {"recipe": dataclasses.asdict(recipe), "dealt": dataclasses.asdict(dealt)})
+  dealt = {}
+  for name, sources in inputs.items():
+    (partial / name).mkdir(exist_ok=True)
+    dealt[name] = one = deal(sources, recipe.text_field, recipe.seed, partial / name)
+    if not one.documents:
+      raise ValueError(f"the input for {name} has no document with text ({one.dropped} without).")
+  # Finds out whether the share can be held out, before anything says that this is done.
+  _parts(dealt, recipe, partial)
+  stored = {name: dataclasses.asdict(one) for name, one in dealt.items()}
+  files.write_json(done, {"recipe": dataclasses.asdict(recipe), "dealt": stored})
   return dealt
 
 
+def _parts(dealt: dict[str, Dealt], recipe: Recipe, partial: pathlib.Path) -> dict[str, Part]:
+  """The documents of each split."""
+  if "validation" in dealt:
+    return {name: whole(partial / name, dealt[name]) for name in ("validation", "train")}
+  return hold_out(partial / "train", dealt["train"], recipe.validation)
+
+
 def _tokenized(
-  texts: Iterator[bytes], tokenizer: Tokenizer, progress: Callable[[int], None]
+  documents: Iterator[Document],
+  tokenizer: Tokenizer,
+  eos: int | None,
+  progress: Callable[[int], None],
 ) -> Iterator[tuple[np.ndarray, int]]:
-  """Tokens of each document, bos first, and the bytes of its text."""
+  """Tokens of each document, bos first and eos last, and the bytes of its text."""
+  dtype = manifests.token_dtype(tokenizer.vocab)
   group, size = [], 0
-  for text in itertools.chain(texts, [None]):
-    if text is not None:
-      group.append(text)
-      size += len(text)
+  for document in itertools.chain(documents, [None]):
+    if document is not None:
+      group.append(document)
+      size += len(document.text)
     # A few megabytes at a time, which the tokenizer may spread over cores.
-    if text is None or size >= _GROUP:
-      encoded = tokenizer.encode_many([one.decode() for one in group])
+    if document is None or size >= _GROUP:
+      encoded = tokenizer.encode_many([one.text.decode() for one in group])
       progress(size)
       for one, ids in zip(group, encoded):
-        yield np.concatenate(([tokenizer.bos], ids)).astype(manifests.TOKEN), len(one)
+        end = [] if eos is None or not one.ends else [eos]
+        yield np.concatenate(([tokenizer.bos], ids, end)).astype(dtype), len(one.text)
       group, size = [], 0
 
 
@@ -148,34 +176,33 @@ def _write_shard(
 
 
 def _write_shards(
-  recipe: Recipe, tokenizer: Tokenizer, dealt: Dealt, partial: pathlib.Path
+  recipe: Recipe, tokenizer: Tokenizer, parts: dict[str, Part], partial: pathlib.Path
 ) -> dict[str, SplitInfo]:
-  """Both splits, the first documents being held out; goes on after the shards already there."""
+  """Both splits, going on after the shards already there."""
   journal = partial / "shards.json"
-  shards = {"validation": [], "train": []}
+  shards = {split: [] for split in parts}
   if journal.is_file():
     stored = json.loads(journal.read_text())
     shards = {split: [Shard(**shard) for shard in stored[split]] for split in shards}
-  held_out = _held_out(recipe, dealt.documents)
-  left = {"validation": held_out, "train": dealt.documents - held_out}
-  earlier = SplitInfo.of([shard for split in shards for shard in shards[split]])
-  texts = itertools.islice(shuffled(partial, dealt.buckets), earlier.documents, None)
+  total = sum(
+    dealt.bytes for dealt in {part.folder: part.dealt for part in parts.values()}.values()
+  )
   bar = tqdm(
-    total=dealt.bytes,
-    initial=earlier.bytes,
+    total=total,
+    initial=SplitInfo.of([shard for split in shards for shard in shards[split]]).bytes,
     desc="writing tokens",
     unit="B",
     unit_scale=True,
     unit_divisor=1024,
   )
   with bar:
-    documents = _tokenized(texts, tokenizer, bar.update)
     for split, own in shards.items():
-      left[split] -= SplitInfo.of(own).documents
-      while left[split]:
-        some = itertools.islice(documents, left[split])
-        own.append(_write_shard(f"{split}-{len(own):05}", some, recipe.shard_tokens, partial))
-        left[split] -= own[-1].documents
+      done = SplitInfo.of(own).documents
+      left = parts[split].count - done
+      documents = _tokenized(parts[split].documents(done), tokenizer, recipe.eos, bar.update)
+      while left:
+        own.append(_write_shard(f"{split}-{len(own):05}", documents, recipe.shard_tokens, partial))
+        left -= own[-1].documents
         files.write_json(journal, {s: list(map(dataclasses.asdict, shards[s])) for s in shards})
   return {split: SplitInfo.of(own) for split, own in shards.items()}
 
@@ -185,32 +212,53 @@ def prepare(
   output: str | pathlib.Path,
   tokenizer: Tokenizer,
   *,
-  validation: float = 0.01,
+  validation: float | str | pathlib.Path = 0.01,
+  eos: bool = True,
   seed: int = 0,
   shard_tokens: int = 1 << 28,
   text_field: str = "text",
+  say: Callable[[str], None] = print,
 ) -> Manifest:
   """Writes the corpus of a file or folder; again with the same settings, checks what is there.
 
   Args:
-    validation: share of the documents that is held out, at least one unless it is 0.
+    validation: share of the text's bytes that is held out, or a file or folder of its own.
+    eos: whether documents end with a token that a model learns to stop at.
     shard_tokens: a shard ends with the document that reaches so many.
-    text_field: of JSON lines.
+    text_field: of JSON.
+    say: takes one line for people, about files that are left out.
   """
-  _check_settings(tokenizer, validation, shard_tokens)
+  own = not isinstance(validation, int | float)
+  share = 0.0 if own else float(validation)
+  _check_settings(tokenizer, share, eos, shard_tokens)
   output = pathlib.Path(output)
-  partial = output / _PARTIAL
+  inputs = dict(train=_find(source, say)) | (dict(validation=_find(validation, say)) if own else {})
   recipe = Recipe(
     tokenizer=tokenizer.name,
     tokenizer_hash=tokenizer.hash,
     vocab=tokenizer.vocab,
     bos=tokenizer.bos,
-    validation=validation,
+    eos=tokenizer.eos if eos else None,
+    validation=share,
     seed=seed,
     shard_tokens=shard_tokens,
     text_field=text_field,
-    sources=[(source.name, source.size) for source in find_sources(source)],
+    sources=_checksums(inputs["train"]),
+    validation_sources=_checksums(inputs.get("validation", [])),
   )
+  try:
+    return _prepare(inputs, recipe, output, tokenizer)
+  except OSError as e:
+    if e.errno is None:
+      raise
+    raise OSError(
+      f"{e.filename or output} cannot be read or written ({e.strerror}): mend that and start the"
+      " same command again, it goes on where it was."
+    ) from e
+
+
+def _prepare(inputs, recipe: Recipe, output: pathlib.Path, tokenizer: Tokenizer) -> Manifest:
+  partial = output / _PARTIAL
   if (output / manifests.FILE).is_file():
     manifest = manifests.read_manifest(output)
     _check_same(output, manifest.recipe, recipe)
@@ -218,9 +266,11 @@ def prepare(
   else:
     _check_output(output)
     with _locked(partial):
-      dealt = _deal_once(pathlib.Path(source), recipe, partial)
-      splits = _write_shards(recipe, tokenizer, dealt, partial)
-      manifest = Manifest(recipe=recipe, dropped=dealt.dropped, **splits)
+      dealt = _deal_once(inputs, recipe, partial)
+      splits = _write_shards(recipe, tokenizer, _parts(dealt, recipe, partial), partial)
+      dropped = sum(one.dropped for one in dealt.values())
+      manifest = Manifest(recipe=recipe, dropped=dropped, **splits)
+      keep_tokenizer(tokenizer, output)
       # Shards written before an interruption may have been touched since.
       check_files(output, manifest, checksums=True)
       files.write_json(output / manifests.FILE, dataclasses.asdict(manifest))

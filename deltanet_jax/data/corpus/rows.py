@@ -73,7 +73,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
   """All rows of a split in order, once; the last batch is filled up with masked rows.
 
-  Every token but the bos of each document is a target of exactly one row.
+  Every token but the bos of each document is a target of exactly one row, eos like any other.
   """
   _check_length(length)
   rows = rows_per_host(batch, host, hosts)

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from deltanet_jax.data.corpus import manifest as manifests
-from deltanet_jax.data.corpus.tokenizer import Tokenizer
+from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
 from deltanet_jax.files import sha256
 
 # Up to so many bytes the checksums are compared at every opening (about a second per 500 MB).
@@ -24,11 +24,12 @@ def _map(path: str, dtype: str, checksum: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """The documents of one split as one stream of tokens; each document begins with bos."""
+  """Documents as one stream of tokens; each begins with bos and, if asked for, ends with eos."""
 
   name: str
   folder: pathlib.Path
   info: manifests.SplitInfo
+  dtype: str  # of the files
 
   @property
   def tokens(self) -> int:
@@ -53,7 +54,7 @@ class Split:
     last = int(np.searchsorted(self._offsets, stop))
     for shard, offset in zip(self.info.shards[first:last], self._offsets[first:last].tolist()):
       path = f"{self.folder}/{shard.name}"
-      tokens = _map(path + ".bin", manifests.TOKEN, shard.bin_sha256)
+      tokens = _map(path + ".bin", self.dtype, shard.bin_sha256)
       starts = _map(path + ".idx", manifests.START, shard.idx_sha256)
       yield tokens, starts, offset
 
@@ -76,15 +77,19 @@ class Corpus:
   train: Split
   validation: Split
 
+  def tokenizer(self) -> Tokenizer:
+    """What made its tokens; a file of it is kept with them."""
+    return load_tokenizer(self.manifest.recipe.tokenizer, self.train.folder)
 
-def _check_shard(folder: pathlib.Path, shard: manifests.Shard, checksums: bool):
-  for suffix, count, dtype, checksum in (
-    (".bin", shard.tokens, manifests.TOKEN, shard.bin_sha256),
+
+def _check_shard(folder: pathlib.Path, shard: manifests.Shard, dtype: str, checksums: bool):
+  for suffix, count, numbers, checksum in (
+    (".bin", shard.tokens, dtype, shard.bin_sha256),
     (".idx", shard.documents, manifests.START, shard.idx_sha256),
   ):
     path = folder / (shard.name + suffix)
     size = path.stat().st_size if path.is_file() else None
-    expected = count * np.dtype(dtype).itemsize
+    expected = count * np.dtype(numbers).itemsize
     if size != expected:
       found = "missing" if size is None else f"of {size} bytes"
       raise ValueError(
@@ -98,8 +103,16 @@ def _check_shard(folder: pathlib.Path, shard: manifests.Shard, checksums: bool):
 
 def check_files(folder: pathlib.Path, manifest: manifests.Manifest, *, checksums: bool):
   """Raises if a file of the corpus is missing, of another size or, if asked for, of other bytes."""
+  dtype = manifests.token_dtype(manifest.recipe.vocab)
   for shard in manifest.train.shards + manifest.validation.shards:
-    _check_shard(folder, shard, checksums)
+    _check_shard(folder, shard, dtype, checksums)
+  path = folder / manifest.recipe.tokenizer
+  known = manifest.recipe.tokenizer in TOKENIZERS
+  if not known and (not path.is_file() or sha256(path) != manifest.recipe.tokenizer_hash):
+    raise ValueError(
+      f"{path} is missing or was changed since: put it back, or delete {folder} and prepare it"
+      " again."
+    )
 
 
 def open_corpus(
@@ -120,11 +133,13 @@ def open_corpus(
       f"{recipe.tokenizer_hash[:12]}, not {tokenizer.name!r} of {tokenizer.hash[:12]}: "
       "use that one, or prepare the corpus again."
     )
+  dtype = manifests.token_dtype(recipe.vocab)
   if verify is None:
-    verify = 2 * (manifest.train.tokens + manifest.validation.tokens) <= _ALWAYS_VERIFIED
+    tokens = manifest.train.tokens + manifest.validation.tokens
+    verify = tokens * np.dtype(dtype).itemsize <= _ALWAYS_VERIFIED
   check_files(folder, manifest, checksums=verify)
   return Corpus(
     manifest,
-    Split("train", folder, manifest.train),
-    Split("validation", folder, manifest.validation),
+    Split("train", folder, manifest.train, dtype),
+    Split("validation", folder, manifest.validation, dtype),
   )

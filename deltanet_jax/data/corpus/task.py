@@ -4,6 +4,7 @@ import hashlib
 
 from deltanet_jax.data.corpus.rows import ShuffledRows, evaluation_batches
 from deltanet_jax.data.corpus.shards import Corpus
+from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, keep_tokenizer, vocabulary_mismatch
 from deltanet_jax.data.task import Task
 
 
@@ -25,7 +26,17 @@ class CorpusTask(Task):
     return dict(tokenizer=manifest.recipe.tokenizer_hash, corpus=corpus)
 
   def describe(self):
+    """The tokenizer as `load_tokenizer(name, folder)` takes it from the folder of `keep`."""
     return dict(tokenizer=self.corpus.manifest.recipe.tokenizer)
+
+  def keep(self, folder):
+    recipe = self.corpus.manifest.recipe
+    if recipe.tokenizer not in TOKENIZERS:
+      keep_tokenizer(self.corpus.tokenizer(), folder)
+
+  def remark(self, vocab):
+    odd = vocabulary_mismatch(self.vocab, vocab)
+    return odd and f"{self.corpus.train.folder}: {odd}; is model.vocab meant so?"
 
   def batch(self, step, host, hosts):
     return self._rows.batch(step, host, hosts)
