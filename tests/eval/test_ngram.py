@@ -72,7 +72,7 @@ def test_probabilities_are_the_formula_and_sum_to_one(order):
 def test_text_that_repeats_itself_costs_nothing(tmp_path):
   for i in range(40):
     (tmp_path / f"{i:02}.txt").write_text("abcd" * 200)
-  prepare(tmp_path, tmp_path / "out", load_tokenizer("bytes"), validation=0.1)
+  prepare(tmp_path, tmp_path / "out", load_tokenizer("bytes"), validation=0.1, eos=False)
   corpus = open_corpus(tmp_path / "out")
   bits = {n: bits_per_byte(corpus.train, corpus.validation, order=n, vocab=258) for n in (1, 2, 3)}
   assert math.isclose(bits[1], 2, abs_tol=0.01)

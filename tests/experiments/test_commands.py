@@ -1,6 +1,5 @@
 """Commands on wrong or awkward input: one sentence each, and the exit code 1."""
 
-import resource
 import subprocess
 import sys
 
@@ -12,10 +11,11 @@ from experiments.lib import provenance
 from tests.data.test_tokenizer import hugging_face
 
 
-def start(*words, **options):
-  command = [sys.executable, "-m", *words]
+def start(*words, before="true"):
+  """A command, after one of the shell's."""
+  command = ["bash", "-c", f'{before}; exec "$@"', "-", sys.executable, "-m", *words]
   return subprocess.run(
-    command, cwd=provenance.CHECKOUT, capture_output=True, text=True, check=False, **options
+    command, cwd=provenance.CHECKOUT, capture_output=True, text=True, check=False
   )
 
 
@@ -66,9 +66,8 @@ def test_prepare_data_refuses_two_ways_of_holding_out(tmp_path):
 
 
 def test_prepare_data_on_a_disk_that_takes_no_more(tmp_path):
-  limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
   words = ("experiments.prepare_data", f"--output={tmp_path}/out")
-  said = sentence(start(*words, preexec_fn=limit))
+  said = sentence(start(*words, before="ulimit -f 100"))
   assert said.startswith(f"prepare_data: {tmp_path}/out cannot be read or written (File too large)")
   done = start(*words)
   assert done.returncode == 0 and "every checksum" in done.stdout

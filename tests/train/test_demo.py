@@ -8,7 +8,9 @@ CODE = """
 import runpy, sys
 from experiments.configs import demo
 from tests.support.training import tiny
-demo.get_config = lambda model: tiny()
+cfg = tiny()
+cfg.model.vocab = 258
+demo.get_config = lambda model: cfg
 sys.argv = ["demo", *sys.argv[1:]]
 runpy.run_module("experiments.demo", run_name="__main__", alter_sys=True)
 """
