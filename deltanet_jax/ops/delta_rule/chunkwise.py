@@ -30,7 +30,7 @@ _REFLECTING = 1.98
 _SCANNED = 2**20
 
 
-def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks", autodiff=False):
+def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks"):
   """(o, S) of the delta rule, `[B L H ·]`; q and k may have fewer heads than v.
 
   Args:
@@ -38,7 +38,6 @@ def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks",
     chunk: power of two, or None for the fastest on a CPU.
     primal: "fastest" lets a call that is not differentiated run token by token where that is
       faster on a CPU; "chunks" never does.
-    autodiff: leaves the gradient to JAX, which then keeps every intermediate; for comparison.
   """
   if primal not in ("chunks", "fastest"):
     raise ValueError(f"primal is {primal!r}, expected 'chunks' or 'fastest'.")
@@ -55,10 +54,7 @@ def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks",
     # The state a chunk receives belongs to the document of the token before it, S0 to the first.
     carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1)
   inputs = Inputs(q, k, v, beta, g, documents, carried_document)
-  if autodiff:
-    (o, S), _ = _forward(inputs, S0, scale, sizes, None)
-  else:
-    o, S = _chunkwise(inputs, S0, scale, sizes, scanned)
+  o, S = _chunkwise(inputs, S0, scale, sizes, scanned)
   return (o[:, :L] if pad else o), S
 
 
