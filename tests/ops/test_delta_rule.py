@@ -346,6 +346,16 @@ def test_plain_jax_lowers_for_accelerators(gate, platform):
     assert "HIGHEST" in lowered.as_text()
 
 
+def test_forward_mode_of_the_recurrence():
+  """A directional derivative, against the gradient in that direction."""
+  inputs = jax_inputs(spec_of(9, "scalar", False))
+  f = lambda x: delta_rule(**x, implementation="recurrent")[0].sum()
+  _, along = jax.jvp(f, (inputs,), (inputs,))
+  grads = jax.grad(lambda x: delta_rule(**x)[0].sum())(inputs)
+  want = sum(jnp.vdot(grads[name], x) for name, x in inputs.items())
+  np.testing.assert_allclose(along, want, rtol=1e-10)
+
+
 @pytest.mark.parametrize("gate", ["none", "scalar"])
 def test_second_order_gradients(gate):
   """Reverse over reverse works; forward mode is refused by JAX itself."""

@@ -37,7 +37,8 @@ def delta_rule(
   """S_t = S' + k_t (x) beta_t (v_t - k_t S'), S' = exp(g_t) S_{t-1}; o_t = scale q_t S_t.
 
   Keys should have norm 1 and beta lie in (0, 1), or (0, 2) for negative eigenvalues; nothing is
-  normalised here. Gradients flow to q, k, v, beta, g and S0, by reverse mode to any order.
+  normalised here. Gradients flow to q, k, v, beta, g and S0, by reverse mode to any order; forward
+  mode (jvp) is for "recurrent" alone.
 
   Args:
     v: Hv is a multiple of H; value head j goes with key head j // (Hv / H).
