@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=experiments/configs/tiny.py:gated-deltanet --workdir=DIR
 
-A minute or two on 2 CPU cores. The name is a preset of `python -m experiments.models` without its
+The name is a preset of `python -m experiments.models` without its
 size; chunks are short and heads few, so neither speed nor loss says which family is better.
 """
 
