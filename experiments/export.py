@@ -4,7 +4,8 @@
   python -m experiments.export --workdir=results/lm --output=results/fla --format=safetensors
 
 The first is read by `deltanet_jax.load_trained` and, as a dictionary of arrays, by orbax alone; the
-second by `deltanet_jax.load_fla` and by the public PyTorch library.
+second by `deltanet_jax.load_fla` and by the public PyTorch library. It holds DeltaNet and Gated
+DeltaNet, with or without attention in some of the layers.
 """
 
 from absl import flags

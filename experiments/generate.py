@@ -4,6 +4,7 @@
     --temperature=0.8 --top_k=9
   python -m experiments.generate --checkpoint=FOLDER --tokenizer=mistral --text="The capital of"
   python -m experiments.generate --checkpoint=FOLDER --tokenizer=FILE/tokenizer.json --text="One "
+  python -m experiments.generate --checkpoint=fla-hub/delta_net-1.3B-100B --text="The capital of"
   python -m experiments.generate --checkpoint=FOLDER --prompt=1,450,4996 --max_new=64
   python -m experiments.generate --preset=deltanet-tiny --prompt=5,9 --prompt=7 --temperature=0.8
 
@@ -17,14 +18,16 @@ from absl import flags
 
 from deltanet_jax.data import Tokenizer, find_tokenizer, load_tokenizer, vocabulary_mismatch
 from deltanet_jax.generate import Sampling, generate
-from deltanet_jax.interop import load_fla
+from deltanet_jax.interop import checkpoint_folder, load_fla
 from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.train import load_trained
 from experiments.lib import app
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
 _STEP = flags.DEFINE_integer("step", None, "Which checkpoint of a run; the newest whole one.")
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder with config.json and safetensors.")
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint", None, "Folder with config.json and safetensors, or owner/name on the hub."
+)
 _PRESET = flags.DEFINE_enum("preset", "deltanet-tiny", PRESETS, "Model without either.")
 _TEXTS = flags.DEFINE_multi_string("text", [], "Prompt as text; repeat for more rows.")
 _PROMPTS = flags.DEFINE_multi_string("prompt", [], "Prompt as token ids with commas; likewise.")
@@ -65,8 +68,9 @@ def load() -> tuple[LM, Tokenizer | None]:
         f" now has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
       )
     return trained.model, tokenizer
-  model = load_fla(_CHECKPOINT.value) if _CHECKPOINT.value else build(preset(_PRESET.value))
-  name = _TOKENIZER.value or (_CHECKPOINT.value and find_tokenizer(_CHECKPOINT.value))
+  folder = checkpoint_folder(_CHECKPOINT.value) if _CHECKPOINT.value else None
+  model = load_fla(folder) if folder else build(preset(_PRESET.value))
+  name = _TOKENIZER.value or (folder and find_tokenizer(folder))
   if not _TEXTS.value or not name:
     return model, None
   tokenizer = load_tokenizer(name)

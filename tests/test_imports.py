@@ -99,7 +99,7 @@ def test_no_file_is_too_long():
 
 
 # What neither the core dependencies nor flax bring.
-EXTRAS = ("grain", "matplotlib", "ml_collections", "tensorboardX", "tqdm")
+EXTRAS = ("grain", "huggingface_hub", "matplotlib", "ml_collections", "tensorboardX", "tqdm")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""Public DeltaNet checkpoints (safetensors and config.json): loading and saving."""
+"""Public checkpoints (safetensors and config.json): loading and saving.
+
+Of DeltaNet and Gated DeltaNet, with or without attention in some of the layers.
+"""
 
 import json
 import pathlib
 from typing import Literal
 
-import jax.numpy as jnp
+import jax
 import ml_dtypes
 import numpy as np
 import safetensors
@@ -13,25 +16,35 @@ from flax import nnx
 
 from deltanet_jax.files import new_folder
 from deltanet_jax.interop.fla_config import from_fla, to_fla
+from deltanet_jax.interop.fla_files import checkpoint_folder, read_config, read_tensor, tensor_files
 from deltanet_jax.models import LM
 from deltanet_jax.models.build import abstract
 
+# Public names of a layer's weights, by their path in a block.
 _LAYER = {
-  ("mixer_norm", "scale"): "attn_norm",
-  ("mixer", "qkv", "q", "kernel"): "attn.q_proj",
-  ("mixer", "qkv", "k", "kernel"): "attn.k_proj",
-  ("mixer", "qkv", "v", "kernel"): "attn.v_proj",
-  ("mixer", "qkv", "q_conv", "kernel"): "attn.q_conv1d",
-  ("mixer", "qkv", "k_conv", "kernel"): "attn.k_conv1d",
-  ("mixer", "qkv", "v_conv", "kernel"): "attn.v_conv1d",
-  ("mixer", "beta", "kernel"): "attn.b_proj",
-  ("mixer", "output", "gate", "kernel"): "attn.g_proj",
-  ("mixer", "output", "norm", "scale"): "attn.o_norm",
-  ("mixer", "output", "out", "kernel"): "attn.o_proj",
-  ("mlp_norm", "scale"): "mlp_norm",
-  ("mlp", "gate", "kernel"): "mlp.gate_proj",
-  ("mlp", "up", "kernel"): "mlp.up_proj",
-  ("mlp", "down", "kernel"): "mlp.down_proj",
+  ("mixer_norm", "scale"): "attn_norm.weight",
+  ("mixer", "qkv", "q", "kernel"): "attn.q_proj.weight",
+  ("mixer", "qkv", "k", "kernel"): "attn.k_proj.weight",
+  ("mixer", "qkv", "v", "kernel"): "attn.v_proj.weight",
+  ("mixer", "qkv", "q_conv", "kernel"): "attn.q_conv1d.weight",
+  ("mixer", "qkv", "k_conv", "kernel"): "attn.k_conv1d.weight",
+  ("mixer", "qkv", "v_conv", "kernel"): "attn.v_conv1d.weight",
+  ("mixer", "beta", "kernel"): "attn.b_proj.weight",
+  ("mixer", "decay", "kernel"): "attn.a_proj.weight",
+  ("mixer", "A_log"): "attn.A_log",
+  ("mixer", "dt_bias"): "attn.dt_bias",
+  ("mixer", "output", "gate", "kernel"): "attn.g_proj.weight",
+  ("mixer", "output", "norm", "scale"): "attn.o_norm.weight",
+  ("mixer", "output", "out", "kernel"): "attn.o_proj.weight",
+  # Attention.
+  ("mixer", "q", "kernel"): "attn.q_proj.weight",
+  ("mixer", "k", "kernel"): "attn.k_proj.weight",
+  ("mixer", "v", "kernel"): "attn.v_proj.weight",
+  ("mixer", "out", "kernel"): "attn.o_proj.weight",
+  ("mlp_norm", "scale"): "mlp_norm.weight",
+  ("mlp", "gate", "kernel"): "mlp.gate_proj.weight",
+  ("mlp", "up", "kernel"): "mlp.up_proj.weight",
+  ("mlp", "down", "kernel"): "mlp.down_proj.weight",
 }
 _TOP = {
   ("embedding",): "model.embeddings.weight",
@@ -40,26 +53,27 @@ _TOP = {
 }
 
 
-def load_fla(folder: str | pathlib.Path, dtype: str | None = None) -> LM:
-  """The model of a checkpoint folder, callable on tokens; weights become float32.
+def load_fla(checkpoint: str | pathlib.Path, dtype: str | None = None) -> LM:
+  """The model of a public checkpoint, callable on tokens; weights become float32.
 
   Args:
+    checkpoint: a folder, or the owner/name of one on the Hugging Face hub.
     dtype: of the computation; None takes the one in config.json.
   """
-  folder = pathlib.Path(folder)
-  cfg = from_fla(json.loads((folder / "config.json").read_text()))
+  folder = checkpoint_folder(checkpoint)
+  cfg = from_fla(read_config(folder))
   if dtype is not None:
     cfg.dtype = dtype
     cfg.validate()
   model = abstract(cfg)
-  tensors = _read(folder)
+  files = tensor_files(folder)
   weights = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
-  expected = {name for path, weight in weights for name in _names(path, weight.shape)}
-  _same_names(expected, set(tensors), folder)
-  arrays = [_join(path, weight.shape, tensors) for path, weight in weights]
+  names = [_names(model, path) for path, _ in weights]
+  _same_names({name for layers in names for name in layers}, set(files), folder)
+  # One weight at a time: beside the model there is never more than one of its weights.
+  loaded = [(path, w.replace(_join(n, w.shape, files))) for n, (path, w) in zip(names, weights)]
   # The flat state lists weights in the order of the module's leaves, but by path is safer.
-  loaded = nnx.from_flat_state([(p, w.replace(a)) for (p, w), a in zip(weights, arrays)])
-  nnx.update(model, loaded)
+  nnx.update(model, nnx.from_flat_state(loaded))
   return model
 
 
@@ -67,6 +81,8 @@ def save_fla(
   model: LM, folder: str | pathlib.Path, dtype: Literal["float32", "bfloat16"] | None = None
 ):
   """Writes config.json and model.safetensors to a new folder; they load as the same model.
+
+  A model that the format does not hold is an error that says why.
 
   Args:
     dtype: of the tensors. None takes bfloat16 if the model computes in it and no weight would be
@@ -87,7 +103,10 @@ def save_fla(
       safetensors.numpy.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     except safetensors.SafetensorError as e:
       raise OSError(f"{folder} cannot be written ({e}): name a folder that can.") from e
-    (new / "config.json").write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
+    config = new / "config.json"
+    config.write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
+    # safetensors leaves its file to its owner alone.
+    (new / "model.safetensors").chmod(config.stat().st_mode)
 
 
 def fla_tensors(model: LM) -> dict[str, np.ndarray]:
@@ -95,56 +114,39 @@ def fla_tensors(model: LM) -> dict[str, np.ndarray]:
   tensors = {}
   for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
     value = np.asarray(weight[...])
-    names = _names(path, value.shape)
     layers = value if path[0] == "stacks" else [value]
-    tensors |= {name: _turn(name, layer) for name, layer in zip(names, layers)}
+    names = _names(model, path)
+    tensors |= {name: _public(name, layer) for name, layer in zip(names, layers, strict=True)}
   return tensors
 
 
-def _names(path, shape):
-  """Public names of one weight: one, or one per layer of its stack."""
+def _names(model, path):
+  """Public names of one weight: one, or one for each time that its layer is repeated."""
   if path[0] != "stacks":
     return [_TOP[path]]
-  # stacks.0.unit.blocks.0: only DeltaNet layers, so one stack of units of one block.
-  assert path[:5] == ("stacks", 0, "unit", "blocks", 0), path
-  return [f"model.layers.{i}.{_LAYER[path[5:]]}.weight" for i in range(shape[0])]
+  _, stack, _, _, block, *rest = path  # stacks.0.unit.blocks.0. and what is in the block
+  *before, own = list(model.stacks)[: stack + 1]
+  first = sum(s.times * len(s.names) for s in before) + block
+  layers = range(first, first + own.times * len(own.names), len(own.names))
+  return [f"model.layers.{i}.{_LAYER[tuple(rest)]}" for i in layers]
 
 
-def _turn(name, x):
-  """One layer's weight in its public shape, or back: both are the same but for convolutions."""
+def _public(name, x):
+  """One layer's weight in its public shape."""
   if name.endswith("conv1d.weight"):
     return x.T[:, None, :]
   return x if x.ndim < 2 or name == "model.embeddings.weight" else x.T
 
 
-def _join(path, shape, tensors):
-  layers = []
-  for name in _names(path, shape):
-    x = tensors[name]
-    want = _turn(name, np.empty(shape[1:] if path[0] == "stacks" else shape)).shape
-    if x.shape != want:
-      raise ValueError(f"{name} has shape {list(x.shape)}, expected {list(want)}.")
-    if x.dtype not in (np.float32, ml_dtypes.bfloat16):
-      raise ValueError(f"{name} has dtype {x.dtype}, expected float32 or bfloat16.")
-    x = x.astype(np.float32)
-    layers.append(x[:, 0, :].T if name.endswith("conv1d.weight") else _turn(name, x))
-  return jnp.asarray(np.stack(layers) if path[0] == "stacks" else layers[0])
-
-
-def _read(folder):
-  """All tensors of a folder: one file, or the parts that an index lists."""
-  index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-  if single.exists():
-    files = [single]
-  elif index.exists():
-    parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    files = [folder / part for part in parts]
-  else:
-    raise ValueError(f"{folder} has neither model.safetensors nor model.safetensors.index.json.")
-  tensors = {}
-  for file in files:
-    tensors |= safetensors.numpy.load_file(file)
-  return tensors
+def _join(names, shape, files):
+  """A weight of the model from its layers in the files."""
+  joined = np.empty(shape, np.float32)
+  # Views in the public shape, which are written through.
+  views = [_public(names[0], joined)] if names[0] in _TOP.values() else map(_public, names, joined)
+  for name, view in zip(names, views, strict=True):
+    view[...] = read_tensor(files[name], name, view.shape)
+  # `jnp.asarray` would copy twice; and the next weight waits until this one is there.
+  return jax.block_until_ready(jax.device_put(joined))
 
 
 def _same_names(expected, found, folder):

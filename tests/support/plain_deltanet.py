@@ -1,4 +1,4 @@
-"""A DeltaNet checkpoint evaluated in float64 NumPy, straight from the format's description.
+"""A public checkpoint evaluated in float64 NumPy, straight from the format's description.
 
 It shares no code with the library: tensors by their public names, one token and head at a time.
 """
@@ -37,24 +37,58 @@ def conv(x, weight):
   return sum(padded[i : i + len(x)] * weight[:, 0, i] for i in range(W))
 
 
-def mixer(x, w, o):
-  """One attention replacement over `[L D]`, w its tensors by short name, o the options."""
-  L, H = len(x), o["num_heads"]
+def delta_rule(q, k, v, beta, g, S):
+  """Outputs `[L H dv]` and the last state `[H dk dv]`; g is the logarithm of the decay."""
+  S, y = S.copy(), np.zeros_like(v)
+  for t in range(len(q)):
+    for h in range(q.shape[1]):
+      kept = np.exp(g[t, h]) * S[h]
+      S[h] = kept + beta[t, h] * np.outer(k[t, h], v[t, h] - k[t, h] @ kept)
+      y[t, h] = q[t, h] @ S[h] / np.sqrt(q.shape[2])
+  return y, S
+
+
+def delta_mixer(x, w, o):
+  """DeltaNet or Gated DeltaNet over `[L D]`, w its tensors by short name, o the options."""
+  L, H, gated = len(x), o["num_heads"], o["model_type"] == "gated_deltanet"
   q, k, v = (x @ w[f"{n}_proj"].T for n in "qkv")
   if o["use_short_conv"]:
     q, k, v = (conv(y, w[f"{n}_conv1d"]) for n, y in zip("qkv", (q, k, v)))
   q, k, v = (y.reshape(L, H, -1) for y in (q, k, silu(v)))
-  q, k = (NORMS[o["qk_norm"]](ACTIVATIONS[o["qk_activation"]](y)) for y in (q, k))
+  activation, norm = ("silu", "l2") if gated else (o["qk_activation"], o["qk_norm"])
+  q, k = (NORMS[norm](ACTIVATIONS[activation](y)) for y in (q, k))
   beta = sigmoid(x @ w["b_proj"].T) * (2 if o["allow_neg_eigval"] else 1)
-  y = np.zeros_like(v)
-  for h in range(H):
-    S = np.zeros((k.shape[2], v.shape[2]))
-    for t in range(L):
-      S = S + beta[t, h] * np.outer(k[t, h], v[t, h] - k[t, h] @ S)
-      y[t, h] = q[t, h] @ S / np.sqrt(k.shape[2])
+  g = np.zeros((L, H))
+  if gated:
+    g = -np.exp(w["A_log"]) * np.log1p(np.exp(x @ w["a_proj"].T + w["dt_bias"]))
+  y, _ = delta_rule(q, k, v, beta, g, np.zeros((H, k.shape[2], v.shape[2])))
   y = rms_norm(y, w["o_norm"], o["norm_eps"])
   if o["use_gate"]:
     y = y * silu(x @ w["g_proj"].T).reshape(y.shape)
+  return y.reshape(L, -1) @ w["o_proj"].T
+
+
+def rotated(x, theta):
+  """Each pair (i, i + d/2) of x `[L H d]`, as a complex number, times e^(i t theta^(-2i/d))."""
+  L, _, d = x.shape
+  turns = np.exp(1j * np.outer(np.arange(L), theta ** (-2 * np.arange(d // 2) / d)))
+  z = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * turns[:, None]
+  return np.concatenate([z.real, z.imag], axis=-1)
+
+
+def attention(x, w, o):
+  """Softmax attention over `[L D]`; o is one group of the option `attn`."""
+  L, D = x.shape
+  d = D // o["num_heads"]
+  q, k, v = ((x @ w[f"{n}_proj"].T).reshape(L, -1, d) for n in "qkv")
+  q, k = rotated(q, o.get("rope_theta", 10000.0)), rotated(k, o.get("rope_theta", 10000.0))
+  y = np.zeros_like(q)
+  for t in range(L):
+    first = 0 if o.get("window_size") is None else max(t + 1 - o["window_size"], 0)
+    for h in range(q.shape[1]):
+      group = h // (q.shape[1] // k.shape[1])  # query heads in turn share one of keys and values
+      p = np.exp(k[first : t + 1, group] @ q[t, h] / np.sqrt(d))
+      y[t, h] = p @ v[first : t + 1, group] / p.sum()
   return y.reshape(L, -1) @ w["o_proj"].T
 
 
@@ -62,11 +96,14 @@ def logits(tokens, tensors, o):
   """`[L V]` for tokens `[L]`, from the tensors and options of a checkpoint."""
   w = {name.removesuffix(".weight"): x.astype(np.float64) for name, x in tensors.items()}
   x = w["model.embeddings"][tokens]
+  groups = [o["attn"]] if isinstance(o["attn"], dict) else o["attn"] or []
+  attending = {i: group for group in groups for i in group["layers"]}
   for i in range(o["num_hidden_layers"]):
     start = f"model.layers.{i}."
     layer = {n.removeprefix(start): y for n, y in w.items() if n.startswith(start)}
-    attention = {n.removeprefix("attn."): y for n, y in layer.items()}
-    x = x + mixer(rms_norm(x, layer["attn_norm"], o["norm_eps"]), attention, o)
+    own = {n.removeprefix("attn."): y for n, y in layer.items()}
+    mixer = attention if i in attending else delta_mixer
+    x = x + mixer(rms_norm(x, layer["attn_norm"], o["norm_eps"]), own, attending.get(i, o))
     y = rms_norm(x, layer["mlp_norm"], o["norm_eps"])
     inner = silu(y @ layer["mlp.gate_proj"].T) * (y @ layer["mlp.up_proj"].T)
     x = x + inner @ layer["mlp.down_proj"].T

@@ -1,0 +1,216 @@
+"""Options of the layers in public checkpoints, to and from the settings of our mixers."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from deltanet_jax.config import MixerConfig
+from deltanet_jax.mixers.attention import AttentionConfig
+from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
+
+_NORMS = {"l2": "l2", "sum": "l1"}
+_ACTIVATIONS = ("silu", "relu", "elu", "identity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """What one `model_type` mixes tokens by, where no attention does."""
+
+  config: type[MixerConfig]
+  architecture: str
+  honoured: dict  # options that the mixer depends on, with the default an older file leaves out
+  fixed: dict  # options with only these values that this library computes
+  ignored: set  # options that the public layer does not read
+  read: Callable[[dict], MixerConfig]
+  write: Callable[[MixerConfig, int], dict]  # with the model's width
+
+
+def _read_deltanet(o):
+  for name, known in (("qk_norm", tuple(_NORMS)), ("qk_activation", _ACTIVATIONS)):
+    if o[name] not in known:
+      raise ValueError(f"config.json has {name} {o[name]!r}, expected one of {known}.")
+  return DeltaNetConfig(
+    heads=o["num_heads"],
+    key_size=_head_size(o, "expand_k"),
+    value_size=_head_size(o, "expand_v"),
+    activation=o["qk_activation"],
+    norm=_NORMS[o["qk_norm"]],
+    conv=o["conv_size"] if o["use_short_conv"] else 0,
+    negative_eigenvalues=o["allow_neg_eigval"],
+    output_gate=o["use_gate"],
+  )
+
+
+def _head_size(o, expand):
+  size = int(o["hidden_size"] * o[expand])
+  if size % o["num_heads"]:
+    raise ValueError(
+      f"config.json has {expand} {o[expand]} and hidden_size {o['hidden_size']}, which do not"
+      f" divide into {o['num_heads']} heads."
+    )
+  return size // o["num_heads"]
+
+
+def _write_deltanet(mixer, width):
+  heads = mixer.heads or width // mixer.key_size
+  return _write_shared(mixer) | dict(
+    num_heads=heads,
+    expand_k=_ratio(heads * mixer.key_size, width),
+    expand_v=_ratio(heads * mixer.value_size, width),
+    use_beta=True,
+    use_output_norm=True,
+    qk_norm={ours: theirs for theirs, ours in _NORMS.items()}[mixer.norm],
+    qk_activation=mixer.activation,
+  )
+
+
+def _read_gated_deltanet(o):
+  heads, size = o["num_heads"], o["head_dim"]
+  if o["num_v_heads"] not in (None, heads):
+    raise ValueError(
+      f"config.json has num_v_heads = {o['num_v_heads']!r}, and only {heads}, its num_heads, can be"
+      " honoured."
+    )
+  value_size = int(size * o["expand_v"])
+  if not math.isclose(value_size, size * o["expand_v"], rel_tol=1e-5):
+    raise ValueError(
+      f"config.json has expand_v {o['expand_v']} and head_dim {size}, which make no whole number."
+    )
+  return GatedDeltaNetConfig(
+    heads=heads,
+    key_size=size,
+    value_size=value_size,
+    conv=o["conv_size"] if o["use_short_conv"] else 0,
+    negative_eigenvalues=o["allow_neg_eigval"],
+    output_gate=o["use_gate"],
+  )
+
+
+def _write_gated_deltanet(mixer, width):
+  return _write_shared(mixer) | dict(
+    num_heads=mixer.heads or max(3 * width // (4 * mixer.key_size), 1),
+    num_v_heads=None,
+    head_dim=mixer.key_size,
+    expand_v=_ratio(mixer.value_size, mixer.key_size),
+  )
+
+
+def _write_shared(mixer):
+  return dict(
+    use_gate=mixer.output_gate,
+    use_short_conv=mixer.conv > 0,
+    conv_size=mixer.conv or 4,
+    allow_neg_eigval=mixer.negative_eigenvalues,
+  )
+
+
+def _ratio(part, whole):
+  """x with int(whole x) = part, which is how the ratio is read; the quotient may round below."""
+  x = part / whole
+  return x if int(whole * x) == part else math.nextafter(x, math.inf)
+
+
+_SHARED = dict(num_heads=None, use_short_conv=True, conv_size=4, allow_neg_eigval=False)
+FAMILIES = {
+  "delta_net": Family(
+    config=DeltaNetConfig,
+    architecture="DeltaNetForCausalLM",
+    honoured=_SHARED
+    | dict(expand_k=1.0, expand_v=1.0, use_gate=False, qk_norm="l2", qk_activation="silu"),
+    fixed=dict(use_beta=(True,)),
+    ignored=set(),
+    read=_read_deltanet,
+    write=_write_deltanet,
+  ),
+  "gated_deltanet": Family(
+    config=GatedDeltaNetConfig,
+    architecture="GatedDeltaNetForCausalLM",
+    honoured=_SHARED | dict(head_dim=256, num_v_heads=None, expand_v=2.0, use_gate=True),
+    # Files begun from one of DeltaNet's have these; the layer has no other way.
+    fixed=dict(use_beta=(True,), qk_norm=("l2",), qk_activation=("silu",)),
+    ignored={"expand_k"},
+    read=_read_gated_deltanet,
+    write=_write_gated_deltanet,
+  ),
+}
+
+_ATTENTION = {
+  "layers",
+  "num_heads",
+  "num_kv_heads",
+  "window_size",
+  "rope_theta",
+  "qkv_bias",
+  "qk_norm",
+}
+
+
+def is_size(value: object) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def read_attention(attn: object, width: int, depth: int) -> dict[int, AttentionConfig]:
+  """The attention of each layer that has it, from `attn`: one group of layers, a list, or None."""
+  groups = [attn] if isinstance(attn, dict) else [] if attn is None else attn
+  if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+    raise ValueError(f"config.json has attn = {attn!r}, expected names with values or null.")
+  layers = {}
+  for group in groups:
+    missing = [name for name in ("layers", "num_heads") if group.get(name) is None]
+    if missing:
+      raise ValueError(f"config.json has attn without {missing}.")
+    if unknown := sorted(set(group) - _ATTENTION):
+      raise ValueError(
+        f"config.json has attn with {unknown}, which this library does not know how to honour."
+      )
+    for name in ("qkv_bias", "qk_norm"):
+      if group.get(name):
+        raise ValueError(
+          f"config.json has attn with {name} = {group[name]!r}, and only False can be honoured."
+        )
+    heads = group["num_heads"]
+    if not is_size(heads) or width % heads:
+      raise ValueError(
+        f"config.json has attn with num_heads = {heads!r}, expected a divisor of {width}."
+      )
+    theta = group.get("rope_theta", 10000.0)
+    if not isinstance(theta, int | float):
+      raise ValueError(f"config.json has attn with rope_theta = {theta!r}, expected a number.")
+    mixer = AttentionConfig(
+      heads=heads,
+      head_size=width // heads,
+      kv_heads=group.get("num_kv_heads") or heads,
+      window=group.get("window_size"),
+      rope_base=float(theta),
+    )
+    for i in group["layers"]:
+      if i not in range(depth):
+        raise ValueError(f"config.json has attn in layer {i!r}, expected one of 0 to {depth - 1}.")
+      if i in layers:
+        raise ValueError(f"config.json has attn in layer {i} twice.")
+      layers[i] = mixer
+  return layers
+
+
+def write_attention(layers: dict[int, AttentionConfig], width: int) -> dict | list | None:
+  """The option `attn` for layers that attend: none, one group, or a list of groups."""
+  groups = []
+  for mixer in dict.fromkeys(layers.values()):
+    heads = mixer.heads or max(width // mixer.head_size, 1)
+    if heads * mixer.head_size != width:
+      raise ValueError(
+        f"attention has {heads} heads of {mixer.head_size}; the format holds only heads that fill"
+        f" the width {width}."
+      )
+    groups.append(
+      dict(
+        layers=[i for i, other in layers.items() if other == mixer],
+        num_heads=heads,
+        num_kv_heads=mixer.kv_heads or heads,
+        qkv_bias=False,
+        window_size=mixer.window,
+        rope_theta=mixer.rope_base,
+      )
+    )
+  return groups if len(groups) > 1 else groups[0] if groups else None
