@@ -159,7 +159,7 @@ class RefusedError(OSError):
     (
       RefusedError("404 Client Error.\n\nRepository Not Found"),
       ValueError,
-      "does not give it .*404 .*",
+      r"does not give it .*404 Client Error\).*hf auth login",
     ),
     (OSError("Got: ConnectError\nmore"), OSError, r"cannot be reached \(OSError: Got: ConnectEr"),
     (RuntimeError(), OSError, "cannot be reached .*: download it where it can be, and name that"),
@@ -206,7 +206,7 @@ def test_reading_takes_little_more_than_the_model(tmp_path):
   command = [sys.executable, "-c", PEAK, tmp_path / "big"]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   # The weights, the largest of them once more, and what Python needs.
-  assert float(done.stdout) < 1.35, done.stdout
+  assert float(done.stdout) < 1.3, done.stdout
 
 
 def test_what_is_saved_can_be_read_by_others(tmp_path):
