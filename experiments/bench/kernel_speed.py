@@ -10,6 +10,7 @@ ratio compares runs of the same minute. Three curves:
   python -m experiments.bench.kernel_speed
   python -m experiments.bench.kernel_speed --curve=length --shape=d64_L2048 --shape=d128_L2048
   python -m experiments.bench.kernel_speed --curve=batch_heads --rounds=10
+  python -m experiments.bench.kernel_speed --curve=length --memory=system
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
+from deltanet_jax.host_memory import keep_freed_memory
 from deltanet_jax.ops import delta_rule, numerics
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from experiments.bench.shapes import CURVES
@@ -40,6 +42,11 @@ _ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds; the best one counts."
 _BUDGET = flags.DEFINE_float(
   "budget", 5.0, "Seconds of timing per shape after which no further round is begun; 0: no limit."
 )
+_MEMORY = flags.DEFINE_enum(
+  "memory", "kept", ["kept", "system"],
+  "Whether the process keeps what it frees, as in training here, or gives it back to the system, "
+  "as Python does by itself: then a scan that stores all states pays for fresh pages.",
+)  # fmt: skip
 
 # Relative RMS by which a form may differ from the recurrence before anything is timed.
 _AGREE = {"float32": 1e-5, "bfloat16": 1.5e-2}
@@ -78,7 +85,7 @@ class Problem:
 
 def key_of(curve: str, spec: Spec, form: str, direction: str) -> dict:
   shape = dict(head_size=spec.dk, batch=spec.B, heads=spec.H, length=spec.L, dtype=_DTYPE.value)
-  return dict(curve=curve, **shape, direction=direction, form=form)
+  return dict(curve=curve, **shape, memory=_MEMORY.value, direction=direction, form=form)
 
 
 def _program(rule, direction):
@@ -205,6 +212,8 @@ def show(rows: list[tuple[dict, dict]]) -> str:
 
 
 def main():
+  if _MEMORY.value == "kept":
+    keep_freed_memory()
   out = records.open("kernel_speed")
   rows = []
   for curve in dict.fromkeys(_CURVES.value):
@@ -235,4 +244,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, keep_memory=False)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from absl import app, flags, logging
 
+from deltanet_jax.host_memory import keep_freed_memory
+
 
 def module_name() -> str:
   """The module that was started, as after `python -m`."""
@@ -29,6 +31,7 @@ def run(
   main: Callable[[], None],
   expected: tuple[type[Exception], ...] = (ValueError,),
   parse: Callable[[list[str]], list[str]] = parse,
+  keep_memory: bool = True,
 ):
   """Runs a command without positional arguments.
 
@@ -36,6 +39,7 @@ def run(
     expected: errors that tell what was wrong in a sentence; shown as `name: sentence`, exit code 1.
       So are those of files, like a full disk.
     parse: reads the flags; `config_file.parse` for commands with `--config`.
+    keep_memory: see `keep_freed_memory`; a benchmark may want to choose.
   """
   name = module_name().rsplit(".", 1)[-1]
   _show_flags_of_imports()
@@ -43,6 +47,8 @@ def run(
   def start(argv):
     if len(argv) > 1:
       raise SystemExit(f"{name}: unexpected argument {argv[1]!r}; see --help")
+    if keep_memory:
+      keep_freed_memory()
     logging.set_verbosity(logging.WARNING)  # jax tells of missing backends, orbax of every save
     try:
       main()

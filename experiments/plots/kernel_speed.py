@@ -38,7 +38,8 @@ def _curve(rows, name):
 
 
 def _shape(row):
-  return tuple(row[name] for name in ("dtype", "head_size", "batch", "heads", "length"))
+  names = ("memory", "dtype", "head_size", "batch", "heads", "length")
+  return tuple(row[name] for name in names)
 
 
 def _by_form(rows):
@@ -51,8 +52,8 @@ def _by_form(rows):
 
 def _length_table(rows):
   lines = []
-  for (dtype, d, batch, heads, length), forms in _by_form(rows).items():
-    cells = [str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+  for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
+    cells = [memory, str(d), f"{length:,}", f"{batch} x {heads}", dtype]
     for direction in _DIRECTIONS:
       slow, fast = (forms.get((direction, form)) for form in ("recurrent", "chunkwise"))
       if slow and fast:
@@ -62,22 +63,24 @@ def _length_table(rows):
         cells += ["–", "–"]
     paper = paper_speedup(d).get(length) if d in PAPER else None
     lines.append([*cells, f"{paper:.1f} ×" if paper else "–"])
-  header = ["head size", "length", "batch x heads", "dtype"]
+  header = ["memory", "head size", "length", "batch x heads", "dtype"]
   header += ["forward, ms", "speed-up", "forward+backward, ms", "speed-up", "paper"]
   return (
-    "## Chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this machine; the"
-    f" paper's kernels ran on a GPU.\n\n{table(header, lines)}"
+    "## Chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this machine, with"
+    " memory kept by the process (as training does) or taken from the system anew by every call;"
+    f" the paper's kernels ran on a GPU.\n\n{table(header, lines)}"
   )
 
 
 def _forward_table(rows):
   lines = []
-  for (dtype, d, batch, heads, length), forms in _by_form(rows).items():
+  for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
     shown = [forms["forward", form] for form in ("recurrent", "chunkwise", "default")]
-    cells = [str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+    cells = [memory, str(d), f"{length:,}", f"{batch} x {heads}", dtype]
     cells += [f"{1e3 * x['seconds']:.2f}" for x in shown]
     lines.append([*cells, f"{shown[-1]['over_fastest']:.2f}"])
-  header = ["head size", "length", "batch x heads", "dtype", "recurrent, ms", "chunkwise, ms"]
+  header = ["memory", "head size", "length", "batch x heads", "dtype"]
+  header += ["recurrent, ms", "chunkwise, ms"]
   return (
     "## The forward alone\n\n`implementation=None` beside both forms, and its time over that of the"
     f" faster one.\n\n{table([*header, 'default, ms', 'over the faster'], lines)}"
@@ -87,11 +90,12 @@ def _forward_table(rows):
 def _cost_table(rows):
   lines = []
   for row in sorted(rows, key=_cost_order):
-    cells = [str(row["head_size"]), f"{row['batch'] * row['heads']}", f"{row['batch']}"]
+    cells = [row["memory"], str(row["head_size"]), f"{row['batch'] * row['heads']}"]
+    cells += [f"{row['batch']}"]
     cells += [f"{row['heads']}", f"{row['length']:,}", row["dtype"], f"{1e3 * row['seconds']:.1f}"]
     cost = f"{row['microseconds_per_token_and_head']:.2f}"
     lines.append([*cells, cost, f"{row['over_cheapest']:.2f}"])
-  header = ["head size", "batch x heads", "batch", "heads", "length", "dtype", "ms"]
+  header = ["memory", "head size", "batch x heads", "batch", "heads", "length", "dtype", "ms"]
   return (
     "## Cost per token and head, forward+backward\n\nAll shapes in turn in one run.\n\n"
     f"{table([*header, 'µs per token and head', 'over the cheapest'], lines)}"
@@ -99,7 +103,7 @@ def _cost_table(rows):
 
 
 def _cost_order(row):
-  return row["head_size"], row["length"], row["batch"] * row["heads"]
+  return row["memory"], row["head_size"], row["length"], row["batch"] * row["heads"]
 
 
 _TABLES = dict(length=_length_table, forward=_forward_table, batch_heads=_cost_table)
@@ -150,7 +154,8 @@ def _costs(axes: Axes, rows):
 
 def figure(rows: list[dict]) -> Figure | None:
   """Speed-ups here and in the paper, and the cost per token and head; None without rows of them."""
-  float32 = [row for row in rows if row["key"]["dtype"] == "float32"]
+  shown = dict(dtype="float32", memory="kept")
+  float32 = [row for row in rows if shown.items() <= row["key"].items()]
   draw = []
   for direction, title in zip(reversed(_DIRECTIONS), ("Forward + backward", "Forward")):
     curves = {}

@@ -30,7 +30,7 @@ def test_documents_show_the_rows(name):
 
 
 def speed_rows():
-  shape = dict(head_size=64, batch=1, heads=4, length=512, dtype="float32")
+  shape = dict(head_size=64, batch=1, heads=4, length=512, dtype="float32", memory="kept")
   key = lambda curve, direction, form: dict(curve=curve, **shape, direction=direction, form=form)
   figures = dict(seconds=0.01, microseconds_per_token_and_head=1.0, temporary_bytes=1, rounds=1)
   for form in ("recurrent", "chunkwise"):

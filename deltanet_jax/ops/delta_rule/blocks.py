@@ -109,6 +109,8 @@ class Places:
     q, k, v, beta, g = jax.tree.map(
       lambda x: self.chunks(x, place, heads, dtype), tuple(inputs[:5])
     )
+    k, v, beta = finite(k), finite(v), finite(beta)
+    g = None if g is None else jnp.where(jnp.isnan(g), 0, g)
     documents, carried_document = inputs.documents, inputs.carried_document
     if documents is not None:
       of_rows = lambda x, tokens: _take(x, place[:2], (self.sizes.rows, tokens))[:, :, None]
@@ -117,6 +119,11 @@ class Places:
       carried_document = of_rows(carried_document, self.sizes.chunks)
       carried_document = _split_heads(carried_document, 1, heads, documents.dtype)[..., 0]
     return Inputs(q * scale, k, v, beta, g, documents, carried_document)
+
+
+def finite(x):
+  """x with zeros for what is not finite; its outputs are lost anyway, other tokens' must not be."""
+  return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def _take(x, place, size):

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.ops.delta_rule import chunk as one_chunk
-from deltanet_jax.ops.delta_rule.blocks import Inputs, Places, sizes_for
+from deltanet_jax.ops.delta_rule.blocks import Inputs, Places, finite, sizes_for
 from deltanet_jax.ops.delta_rule.chunk import Inverse
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
 from deltanet_jax.ops.dtypes import products_for
+from deltanet_jax.ops.members import members_as_rows
 from deltanet_jax.ops.platform import target_platform
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
@@ -81,34 +82,51 @@ def _chunkwise(inputs, S0, scale, sizes, scanned):
 
 
 def _forward(inputs, S0, scale, sizes, scanned):
-  """o and S by chunks; kept beside the inputs: X, Z, R and the states at block borders."""
+  forward = functools.partial(_forward_by_blocks, scale=scale, sizes=sizes)
+  outputs, kept = _members_in_turn(forward)(inputs, S0)
+  return outputs, (inputs, kept)
+
+
+def _forward_by_blocks(inputs, S0, *, scale, sizes):
+  """o and S; kept beside the inputs: X, Z, R and the states at block borders."""
   places = Places(inputs, sizes)
 
   def run(correct):
     def one_block(carry, place):
       S, states, o = carry
-      S = jnp.where(place[1] == 0, places.take_state(S0, place), S)
+      S = jnp.where(place[1] == 0, finite(places.take_state(S0, place)), S)
       x = places.inputs(inputs, place, scale, S.dtype)
       decay, P, KK = _over_chunks(one_chunk.intra)(x)
       X = unit_lower_inverse(x.beta[..., None] * KK)
       rest = _with_rest(X, x, KK, decay, correct)
       S_next, (O, Z, R) = _scan_chunks(one_chunk.output, S, rest, (x, decay, P))
       states = places.put_state(states, S_next, place)
+      O = jnp.where(places.chunks(lost, place, S.shape[1], bool)[..., None], jnp.nan, O)
       return (S_next, states, places.put(o, O, place)), (X, S, Z, R)
 
     first = jnp.zeros_like(places.take_state(S0, places.numbers[0]))
     (_, S, o), saved = lax.scan(one_block, (first, _empty(S0), _empty(inputs.v)), places.numbers)
     return (o, S), saved
 
-  reflecting = _reflecting(inputs)
+  norms = jnp.square(inputs.k.astype(S0.dtype)).sum(axis=-1)
+  norms = jnp.repeat(norms, inputs.v.shape[2] // norms.shape[2], axis=2)
+  reflecting = _reflecting(inputs, norms)
+  lost = _lost(inputs, norms, S0)
   with products_for(inputs.v.dtype):
-    outputs, saved = _either(reflecting, run)
-  return outputs, (inputs, reflecting, saved)
+    (o, S), saved = _either(reflecting, run)
+  S = jnp.where(lost[:, -1, :, None, None], jnp.nan, S)
+  return (o, S), (reflecting, saved)
 
 
 def _backward(scale, sizes, scanned, residuals, cotangents):
+  backward = functools.partial(_backward_by_blocks, scale=scale, sizes=sizes)
+  grads, dS0 = _members_in_turn(backward)(*residuals, cotangents)
+  return Inputs(*grads, documents=None, carried_document=None), dS0
+
+
+def _backward_by_blocks(inputs, kept, cotangents, *, scale, sizes):
   """Gradients of every input, block by block in reverse, the states inside a block anew."""
-  inputs, reflecting, saved = residuals
+  reflecting, saved = kept
   do, dS_last = cotangents
   places = Places(inputs, sizes)
 
@@ -135,11 +153,31 @@ def _backward(scale, sizes, scanned, residuals, cotangents):
     return grads, dS0
 
   with products_for(inputs.v.dtype):
-    grads, dS0 = _either(reflecting, run)
-  return Inputs(*grads, documents=None, carried_document=None), dS0
+    return _either(reflecting, run)
 
 
 _chunkwise.defvjp(_forward, _backward)
+
+
+def _members_in_turn(f):
+  """On a CPU, where blocks are small for the cache's sake; elsewhere members run side by side."""
+  return members_as_rows(f) if target_platform() == "cpu" else f
+
+
+def _lost(inputs, norms, S0):
+  """`[B L H]`: where o is NaN, from a token that is not finite to the end of its document.
+
+  Products would take 0 times NaN to tokens before it and to other documents, so blocks are given
+  zeros in its place (`Places.inputs`), and what follows it is lost here.
+  """
+  beta, g, documents = inputs.beta, inputs.g, inputs.documents
+  bad = 0 * norms + (0 * inputs.v).sum(axis=-1) + 0 * beta
+  if g is not None:
+    # A gate of minus infinity forgets everything, and may.
+    bad = bad + jnp.where(jnp.isnan(g), g, 0).reshape(*beta.shape, -1).sum(axis=-1)
+  bad = bad.at[:, 0].add((0 * S0).sum(axis=(2, 3)))
+  number = 0 if documents is None else documents[:, :, None]
+  return lax.cummax(jnp.where(jnp.isfinite(bad), -1, number), axis=1) == number
 
 
 def _empty(x):
@@ -163,13 +201,11 @@ def _scan_chunks(f, carry, first, xs, reverse=False):
   return lax.scan(jax.vmap(jax.vmap(f)), carry, (first, *xs), reverse=reverse)
 
 
-def _reflecting(inputs):
+def _reflecting(inputs, norms):
   """Whether a repeated key could reflect the state; None where no correction is made at all."""
   if inputs.g is not None or inputs.k.dtype != jnp.float32:
     return None
-  norms = (inputs.k * inputs.k).sum(axis=-1)
-  heads = inputs.beta.shape[2] // norms.shape[2]
-  return jnp.max(inputs.beta * jnp.repeat(norms, heads, axis=2)) > _REFLECTING
+  return jnp.max(finite(inputs.beta * norms)) > _REFLECTING
 
 
 def _either(reflecting, run):
