@@ -170,11 +170,11 @@ def _lost(inputs, norms, S0):
   Products would take 0 times NaN to tokens before it and to other documents, so blocks are given
   zeros in its place (`Places.inputs`), and what follows it is lost here.
   """
-  beta, g, documents = inputs.beta, inputs.g, inputs.documents
-  bad = 0 * norms + (0 * inputs.v).sum(axis=-1) + 0 * beta
-  if g is not None:
+  documents, wide = inputs.documents, lambda x: x.astype(norms.dtype)
+  bad = 0 * norms + wide((0 * inputs.v).sum(axis=-1)) + wide(0 * inputs.beta)
+  if (g := inputs.g) is not None:
     # A gate of minus infinity forgets everything, and may.
-    bad = bad + jnp.where(jnp.isnan(g), g, 0).reshape(*beta.shape, -1).sum(axis=-1)
+    bad = bad + wide(jnp.where(jnp.isnan(g), g, 0).reshape(*bad.shape, -1).sum(axis=-1))
   bad = bad.at[:, 0].add((0 * S0).sum(axis=(2, 3)))
   number = 0 if documents is None else documents[:, :, None]
   return lax.cummax(jnp.where(jnp.isfinite(bad), -1, number), axis=1) == number
