@@ -15,6 +15,7 @@ from deltanet_jax.mixers.parts import Linear, RMSNorm, normal, param
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import constrain
+from pallas_kernels.autodiff import backward_by_hand
 
 
 class LM(nnx.Module):
@@ -97,7 +98,15 @@ def check_tokens(tokens, axes: str, vocab: int):
     raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {vocab}.")
 
 
-@jax.custom_vjp
+def _head_logits_backward(args, d):
+  x, kernel = args
+  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
+  d = d.astype(x.dtype)
+  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
+  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
+
+
+@backward_by_hand(_head_logits_backward)
 def head_logits(x, kernel):
   """Logits [.. V] in float32 (float64 for a float64 model), x [.. D] by kernel [D V] in x's dtype.
 
@@ -105,18 +114,3 @@ def head_logits(x, kernel):
   both products, in float32 (TF32 on a GPU, half of bfloat16's speed).
   """
   return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
-
-
-def _head_logits_fwd(x, kernel):
-  return head_logits(x, kernel), (x, kernel)
-
-
-def _head_logits_bwd(residuals, d):
-  x, kernel = residuals
-  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
-  d = d.astype(x.dtype)
-  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
-  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
-
-
-head_logits.defvjp(_head_logits_fwd, _head_logits_bwd)

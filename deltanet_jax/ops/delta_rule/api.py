@@ -17,6 +17,15 @@ from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, f
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
+from pallas_kernels.autodiff import reverse_only
+
+# Forms without a backward by hand.
+_FORWARD_MODE = ("recurrent", "parallel")
+_NO_FORWARD_MODE = (
+  "forward mode (jax.jvp, jax.jacfwd, jax.linearize) is for the delta rule with"
+  ' implementation="recurrent", in a model a setting of its mixer: the faster forms have a backward'
+  " by hand instead."
+)
 
 
 def delta_rule(
@@ -38,7 +47,7 @@ def delta_rule(
 
   Keys should have norm 1 and beta lie in (0, 1), or (0, 2) for negative eigenvalues; nothing is
   normalised here. Gradients flow to q, k, v, beta, g and S0, by reverse mode to any order; forward
-  mode (jvp) is for "recurrent" alone.
+  mode (jvp) is for "recurrent" and "parallel".
 
   Args:
     v: Hv is a multiple of H; value head j goes with key head j // (Hv / H).
@@ -74,7 +83,10 @@ def delta_rule(
     )
   if interpret:
     options["interpret"] = True
-  return form.run(q, k, v, beta, g, S0, segment_ids, **options)
+  inputs = (q, k, v, beta, g, S0)
+  if implementation not in _FORWARD_MODE:
+    inputs = reverse_only(inputs, _NO_FORWARD_MODE)
+  return form.run(*inputs, segment_ids, **options)
 
 
 def _form(implementation, interpret):
