@@ -18,7 +18,7 @@ TOKENS = jnp.asarray(RNG.integers(0, 11, (2, 6)), jnp.int32)
 IDS = jnp.asarray(np.repeat([3, 1, 3], [2, 1, 3])[None].repeat(2, axis=0), jnp.int32)
 BATCH = dict(tokens=TOKENS, targets=TOKENS[:, ::-1], segment_ids=IDS, mask=TOKENS > 0)
 FAMILIES = ("deltanet", "gated-deltanet", "gla-conv", "retnet", "mamba", "transformer")
-IN_SHORT = ("deltanet", "gla-conv", "mamba")
+IN_SHORT = ("deltanet", "gla-conv")
 
 
 @functools.cache
@@ -54,12 +54,12 @@ def forward_over_reverse(model, d):
 
 
 @jax.jit
-def by_differences(model, d, step=1e-2):
+def by_differences(model, d, step=1e-3):
   """d H d and the derivative of the loss along d, from losses nearby."""
   at = jax.vmap(lambda s: loss(jax.tree.map(lambda x, y: x + s * step * y, model, d)))
   values = at(jnp.arange(-3.0, 4.0))
-  second = jnp.asarray([2, -27, 270, -490, 270, -27, 2]) @ values / (180 * step**2)
-  return second, jnp.asarray([-1, 9, -45, 0, 45, -9, 1]) @ values / (60 * step)
+  second = jnp.asarray([2.0, -27.0, 270.0, -490.0, 270.0, -27.0, 2.0]) @ values / (180 * step**2)
+  return second, jnp.asarray([-1.0, 9.0, -45.0, 0.0, 45.0, -9.0, 1.0]) @ values / (60 * step)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from deltanet_jax.ops.checks import (
   check_inputs,
   check_qk,
   check_segment_ids,
+  check_token,
 )
 from deltanet_jax.ops.delta_rule import parallel
 from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, fastest
@@ -18,14 +19,10 @@ from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
 from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 
 # Forms without a backward by hand.
 _FORWARD_MODE = ("recurrent", "parallel")
-_NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.jacfwd, jax.linearize) is for the delta rule with"
-  ' implementation="recurrent", in a model a setting of its mixer: the faster forms have a backward'
-  " by hand instead."
-)
 
 
 def delta_rule(
@@ -85,7 +82,7 @@ def delta_rule(
     options["interpret"] = True
   inputs = (q, k, v, beta, g, S0)
   if implementation not in _FORWARD_MODE:
-    inputs = reverse_only(inputs, _NO_FORWARD_MODE)
+    inputs = reverse_only(inputs, NO_FORWARD_MODE)
   return form.run(*inputs, segment_ids, **options)
 
 
@@ -120,6 +117,7 @@ def delta_rule_step(
     implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
       kernel's, for decoding only, reads and writes the state once.
   """
+  check_token(q_t, k_t, v_t)
   form = _form(implementation, interpret) or fastest(q_t, k_t, v_t, beta_t, g_t, S)
   options = dict(scale=float(scale), interpret=True) if interpret else dict(scale=float(scale))
   return form.step((q_t, k_t, v_t, beta_t), S, g_t, **options)

@@ -50,8 +50,10 @@ def selective_scan(
   Returns:
     y in u's dtype, and the last state S, float32 (float64 for float64 inputs).
   """
-  if u.ndim != 3 or 0 in u.shape or A.ndim != 2:
-    raise ValueError(f"u, A have shapes {u.shape}, {A.shape}, expected [B, L, D] and [D, N].")
+  if u.ndim != 3 or A.ndim != 2 or 0 in (*u.shape, *A.shape):
+    raise ValueError(
+      f"u, A have shapes {u.shape}, {A.shape}, expected non-empty [B, L, D] and [D, N]."
+    )
   batch, L, channels = u.shape
   N = A.shape[1]
   check_shape("dt", dt, u.shape, "u's [B, L, D]")
