@@ -66,6 +66,10 @@ def generate(
 
 def _rows(prompts) -> list[np.ndarray]:
   """The ids of each prompt."""
+  if np.ndim(prompts) == 0 if hasattr(prompts, "ndim") else not hasattr(prompts, "__len__"):
+    raise ValueError(
+      f"prompts is {prompts!r}, expected a list of prompts, each a list or an array of token ids."
+    )
   if len(prompts) and np.ndim(prompts[0]) == 0:
     prompts = [prompts]
   rows = [np.asarray(prompt) for prompt in prompts]

@@ -13,8 +13,10 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers.parts import Linear, RMSNorm, normal, param
 from deltanet_jax.models.stack import Stack, find_repeats
+from deltanet_jax.ops.checks import check_segment_ids
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import constrain
+from pallas_kernels.autodiff import backward_by_hand
 
 
 class LM(nnx.Module):
@@ -42,6 +44,7 @@ class LM(nnx.Module):
   ) -> tuple[Float[Array, "B L D"], Any]:
     """Normed hidden states, and the state after the last token if one was given."""
     check_tokens(tokens, "BL", self.cfg.vocab)
+    check_segment_ids(segment_ids, np.shape(tokens))
     # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
     # And in its own float32: the gradient sums over all tokens that are the same.
     x = constrain(self.embedding[...], None, None)[tokens].astype(self.cfg.dtype)
@@ -85,9 +88,9 @@ def check_tokens(tokens, axes: str, vocab: int):
   Lookups outside a table do not fail by themselves: they give some row of it.
   """
   shape, dtype = np.shape(tokens), getattr(tokens, "dtype", type(tokens))
-  if len(shape) != len(axes) or (len(axes) == 2 and shape[1] == 0):
-    least = " with L of at least 1" if len(axes) == 2 else ""
-    raise ValueError(f"tokens has shape {list(shape)}, expected [{' '.join(axes)}]{least}.")
+  if len(shape) != len(axes) or 0 in shape:
+    least = f"{' and '.join(axes)} of at least 1"
+    raise ValueError(f"tokens has shape {list(shape)}, expected [{' '.join(axes)}], {least}.")
   if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(f"tokens is of {dtype}, expected an array of integers.")
   if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
@@ -97,7 +100,15 @@ def check_tokens(tokens, axes: str, vocab: int):
     raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {vocab}.")
 
 
-@jax.custom_vjp
+def _head_logits_backward(args, d):
+  x, kernel = args
+  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
+  d = d.astype(x.dtype)
+  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
+  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
+
+
+@backward_by_hand(_head_logits_backward)
 def head_logits(x, kernel):
   """Logits [.. V] in float32 (float64 for a float64 model), x [.. D] by kernel [D V] in x's dtype.
 
@@ -105,18 +116,3 @@ def head_logits(x, kernel):
   both products, in float32 (TF32 on a GPU, half of bfloat16's speed).
   """
   return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))
-
-
-def _head_logits_fwd(x, kernel):
-  return head_logits(x, kernel), (x, kernel)
-
-
-def _head_logits_bwd(residuals, d):
-  x, kernel = residuals
-  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
-  d = d.astype(x.dtype)
-  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
-  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
-
-
-head_logits.defvjp(_head_logits_fwd, _head_logits_bwd)

@@ -7,9 +7,10 @@ def check_inputs(q, k, v, *, beta=None, g=None, S0=None, segment_ids=None):
   """Shapes and dtypes of a recurrence over q, k `[B L H dk]` and v `[B L Hv dv]`."""
   check_qk(q, k)
   B, L, H, dk = q.shape
-  if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or v.shape[2] == 0:
+  if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or 0 in v.shape:
     raise ValueError(
-      f"v has shape {v.shape}, expected [B, L, Hv, dv] = [{B}, {L}, a multiple of {H}, dv]."
+      f"v has shape {v.shape}, expected [B, L, Hv, dv] = [{B}, {L}, a multiple of {H}, dv of at"
+      " least 1]."
     )
   Hv, dv = v.shape[2:]
   if beta is not None:
@@ -19,6 +20,19 @@ def check_inputs(q, k, v, *, beta=None, g=None, S0=None, segment_ids=None):
     check_shape("S0", S0, (B, Hv, dk, dv), "[B, Hv, dk, dv]")
   check_floating(q=q, k=k, v=v, beta=beta, g=g, S0=S0)
   check_segment_ids(segment_ids, (B, L))
+
+
+def check_token(q_t, k_t, v_t):
+  """Shapes of one decoding token, q_t, k_t `[B H dk]` and v_t `[B Hv dv]`."""
+  if q_t.ndim != 3 or 0 in q_t.shape:
+    raise ValueError(f"q_t has shape {q_t.shape}, expected non-empty [B, H, dk].")
+  check_shape("k_t", k_t, q_t.shape, "q_t's [B, H, dk]")
+  B, H, _ = q_t.shape
+  if v_t.ndim != 3 or v_t.shape[0] != B or v_t.shape[1] % H or 0 in v_t.shape:
+    raise ValueError(
+      f"v_t has shape {v_t.shape}, expected [B, Hv, dv] = [{B}, a multiple of {H}, dv of at least"
+      " 1]."
+    )
 
 
 def check_qk(q, k):

@@ -4,13 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from deltanet_jax.ops.dtypes import wide
 from deltanet_jax.ops.platform import target_platform
+from pallas_kernels.autodiff import backward_by_hand
 from pallas_kernels.bf16 import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
@@ -73,12 +73,6 @@ def _products(size, parts):
   return _Heads(sums, spread)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _normalize(x, size, eps, mean):
-  """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
-  return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)
-
-
 def _by_platform(f, args, size, eps, weight):
   with_heads = lambda heads: functools.partial(f, heads, eps=eps, weight=weight)
   x = args[0]
@@ -107,12 +101,11 @@ def _backward(heads, x, d, *, eps, weight):
   return (d * heads.spread(r) - y * heads.spread(along)).astype(x.dtype)
 
 
-def _normalize_fwd(x, size, eps, mean):
-  return _normalize(x, size, eps, mean), x
+def _normalize_backward(size, eps, mean, args, d):
+  return (_by_platform(_backward, (*args, d), size, eps, 1 / size if mean else 1.0),)
 
 
-def _normalize_bwd(size, eps, mean, x, d):
-  return (_by_platform(_backward, (x, d), size, eps, 1 / size if mean else 1.0),)
-
-
-_normalize.defvjp(_normalize_fwd, _normalize_bwd)
+@backward_by_hand(_normalize_backward, static=(1, 2, 3))
+def _normalize(x, size, eps, mean):
+  """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
+  return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)

@@ -1,12 +1,12 @@
 """Short causal convolution, one filter per channel."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import wide, wide_dtype
+from pallas_kernels.autodiff import backward_by_hand
 
 
 def short_conv(
@@ -66,18 +66,9 @@ def _filter(x, kernel, bias, documents):
   return y if bias is None else y + bias.astype(y.dtype)[None, None]
 
 
-@jax.custom_vjp
-def _conv(x, kernel, bias, documents):
-  return _filter(x, kernel, bias, documents).astype(x.dtype)
-
-
-def _conv_fwd(x, kernel, bias, documents):
-  return _conv(x, kernel, bias, documents), (x, kernel, bias, documents)
-
-
-def _conv_bwd(residuals, d):
+def _conv_backward(args, d):
   # By hand: autodiff writes the gradient of every tap, in x's dtype, and adds them up after that.
-  x, kernel, bias, documents = residuals
+  x, kernel, bias, documents = args
   taps = kernel.astype(wide_dtype(x.dtype))[::-1, None, None]
   dx = sum(wide(_shift(_same(documents, s, d), -s)) * tap for s, tap in enumerate(taps))
   total = lambda y: y.sum(axis=(0, 1))
@@ -86,4 +77,6 @@ def _conv_bwd(residuals, d):
   return dx.astype(x.dtype), jnp.stack(dkernel[::-1]).astype(kernel.dtype), dbias, None
 
 
-_conv.defvjp(_conv_fwd, _conv_bwd)
+@backward_by_hand(_conv_backward)
+def _conv(x, kernel, bias, documents):
+  return _filter(x, kernel, bias, documents).astype(x.dtype)

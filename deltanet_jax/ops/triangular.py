@@ -1,4 +1,4 @@
-"""The inverse of a unit lower triangular matrix by products alone, with its own gradient."""
+"""The inverse of a unit lower triangular matrix by products alone, with its own derivative."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 _BASE = 16
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
   """(I + A)^-1 for strictly lower triangular A; entries on or above the diagonal are ignored.
 
@@ -31,18 +31,11 @@ def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
   return X.reshape(A.shape)[..., :C, :C]
 
 
-def _fwd(A):
-  X = unit_lower_inverse(A)
-  return X, X
-
-
-def _bwd(X, dX):
+@unit_lower_inverse.defjvp
+def _derivative(primals, tangents):
+  X = unit_lower_inverse(*primals)
   with jax.default_matmul_precision("highest"):
-    Xt = jnp.swapaxes(X, -1, -2)
-    return (-jnp.tril(Xt @ dX @ Xt, -1),)
-
-
-unit_lower_inverse.defvjp(_fwd, _bwd)
+    return X, -(X @ jnp.tril(*tangents, -1) @ X)
 
 
 def _merge_halves(A):

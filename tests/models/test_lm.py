@@ -6,6 +6,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -156,17 +157,30 @@ def test_ids_outside_the_vocabulary_are_refused_in_eager_calls():
 
 def test_tokens_of_other_shapes_are_refused():
   model = abstract(preset("deltanet-tiny", depth=1))
-  with pytest.raises(ValueError, match=r"tokens has shape \[2, 0\], expected \[B L\] with L of at"):
+  with pytest.raises(ValueError, match=r"tokens has shape \[2, 0\], expected \[B L\], B and L of"):
     jax.eval_shape(lambda m, x: m(x), model, jax.ShapeDtypeStruct((2, 0), jnp.int32))
   # As users call it: under pytest the types of arguments are checked before.
   for tokens, axes, words in (
+    (np.zeros((0, 3), int), "BL", r"tokens has shape \[0, 3\], expected \[B L\]"),
     (np.zeros(3, int), "BL", r"tokens has shape \[3\], expected \[B L\]"),
-    (np.zeros((2, 3), int), "B", r"tokens has shape \[2, 3\], expected \[B\]\."),
+    (np.zeros((2, 3), int), "B", r"tokens has shape \[2, 3\], expected \[B\],"),
     (np.zeros((2, 3)), "BL", "tokens is of float64, expected an array of integers"),
     ([[1, 2]], "BL", "list.*expected an array of integers"),
   ):
     with pytest.raises(ValueError, match=words):
       check_tokens(tokens, axes, 256)
+
+
+def test_documents_of_another_shape_are_refused():
+  model = abstract(preset("deltanet-tiny", depth=1))
+  ids = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+  tokens = jax.ShapeDtypeStruct((2, 3), jnp.int32)
+  jaxtyping.config.update("jaxtyping_disable", True)  # as users call it
+  try:
+    with pytest.raises(ValueError, match=r"segment_ids has shape \(2, 4\).* \[2, 3\]"):
+      jax.eval_shape(lambda m, x, ids: m(x, ids), model, tokens, ids)
+  finally:
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_the_check_of_tokens_is_not_in_the_program(monkeypatch):

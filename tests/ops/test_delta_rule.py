@@ -346,10 +346,11 @@ def test_plain_jax_lowers_for_accelerators(gate, platform):
     assert "HIGHEST" in lowered.as_text()
 
 
-def test_forward_mode_of_the_recurrence():
+@pytest.mark.parametrize("implementation", ["recurrent", "parallel"])
+def test_forward_mode(implementation):
   """A directional derivative, against the gradient in that direction."""
   inputs = jax_inputs(spec_of(9, "scalar", False))
-  f = lambda x: delta_rule(**x, implementation="recurrent")[0].sum()
+  f = lambda x: delta_rule(**x, implementation=implementation)[0].sum()
   _, along = jax.jvp(f, (inputs,), (inputs,))
   grads = jax.grad(lambda x: delta_rule(**x)[0].sum())(inputs)
   want = sum(jnp.vdot(grads[name], x) for name, x in inputs.items())
@@ -358,7 +359,7 @@ def test_forward_mode_of_the_recurrence():
 
 @pytest.mark.parametrize("gate", ["none", "scalar"])
 def test_second_order_gradients(gate):
-  """Reverse over reverse works; forward mode is refused by JAX itself."""
+  """Reverse over reverse works, as does forward over reverse; forward mode alone is refused."""
   inputs = jax_inputs(Spec(L=10, H=1, dk=4, gate=gate))
 
   def hessian_row(implementation):
@@ -369,7 +370,7 @@ def test_second_order_gradients(gate):
   got, want = hessian_row("chunkwise"), hessian_row("recurrent")
   for name in want:
     assert rel_rms(got[name], want[name]) < 1e-10, name
-  with pytest.raises(TypeError, match="custom_vjp"):
+  with pytest.raises(TypeError, match=r'forward mode.* with implementation="recurrent"'):
     jax.jvp(lambda v: delta_rule(**{**inputs, "v": v})[0], (inputs["v"],), (inputs["v"],))
 
 
@@ -421,6 +422,18 @@ ZEROS = {
 }
 
 
+def test_empty_tokens_are_refused(no_type_checks):
+  q_t, v_t, beta_t = jnp.zeros((2, 2, 4)), jnp.zeros((2, 4, 5)), jnp.zeros((2, 4))
+  S = jnp.zeros((2, 4, 4, 5))
+  for token, words in (
+    ((q_t, q_t, v_t[..., :0]), r"v_t has shape \(2, 4, 0\), expected \[B, Hv, dv\]"),
+    ((q_t[..., :0], q_t[..., :0], v_t), r"q_t has shape \(2, 2, 0\), expected non-empty"),
+    ((q_t, q_t[:1], v_t), r"k_t has shape \(1, 2, 4\), expected q_t's"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      delta_rule_step(*token, beta_t, S)
+
+
 @pytest.mark.parametrize(
   "change,message",
   [
@@ -429,6 +442,8 @@ ZEROS = {
     ({"k": jnp.zeros((2, 8, 1, 4))}, "k has shape (2, 8, 1, 4), expected q's [B, L, H, dk]"),
     ({"v": jnp.zeros((2, 8, 3, 5))}, "v has shape (2, 8, 3, 5), expected [B, L, Hv, dv]"),
     ({"v": jnp.zeros((2, 7, 4, 5))}, "v has shape (2, 7, 4, 5), expected [B, L, Hv, dv]"),
+    ({"v": jnp.zeros((2, 8, 4, 0))}, "v has shape (2, 8, 4, 0), expected [B, L, Hv, dv]"),
+    ({"q": jnp.zeros((2, 8, 2, 0))}, "q has shape (2, 8, 2, 0), expected non-empty"),
     ({"beta": jnp.zeros((2, 8, 2))}, "beta has shape (2, 8, 2), expected [B, L, Hv] = [2, 8, 4]"),
     ({"g": jnp.zeros((2, 8, 4, 5))}, "g has shape (2, 8, 4, 5), expected [B, L, Hv] = [2, 8, 4]"),
     ({"S0": jnp.zeros((2, 4, 5, 4))}, "S0 has shape (2, 4, 5, 4), expected [B, Hv, dk, dv]"),

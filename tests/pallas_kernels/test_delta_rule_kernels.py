@@ -190,6 +190,29 @@ def test_unknown_precision_is_refused(rule):
     rule(**inputs, inverse_precision="tf32")
 
 
+TOKENS = dict(q=(1, 2, 1, 16), k=(1, 2, 1, 16), v=(1, 2, 1, 16), beta=(1, 2, 1))
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_on_a_cpu_a_kernel_says_what_to_use(implementation, jit):
+  inputs = {name: jnp.ones(shape, "float32") for name, shape in TOKENS.items()}
+  token = {f"{name}_t": x[:, 0] for name, x in inputs.items()} | dict(S=jnp.zeros((1, 1, 16, 16)))
+  token["S"] = token["S"].astype("float32")
+  for run, arguments in ((delta_rule, inputs), (delta_rule_step, token)):
+    run = functools.partial(run, implementation=implementation)
+    with pytest.raises(ValueError, match=r'compiled for a CPU: use implementation="chunkwise"'):
+      jit(run)(**arguments)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_forward_mode_is_refused(implementation):
+  inputs = {name: jnp.ones(shape, "float32") for name, shape in TOKENS.items()}
+  f = functools.partial(delta_rule, implementation=implementation, interpret=True)
+  with pytest.raises(TypeError, match=r'forward mode.* with implementation="recurrent"'):
+    jax.jvp(lambda x: f(**x), (inputs,), (inputs,))
+
+
 def test_checks_are_light():
   """A library asks what kernels take without the price of Pallas or Triton."""
   code = "import sys, pallas_kernels.delta_rule.checks; print(*sys.modules)"

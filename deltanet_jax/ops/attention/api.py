@@ -30,6 +30,8 @@ def causal_attention(
       it serves, xla for float32 and plain else: xla rounds float64 to float32, and its gradient
       for bfloat16 mixes dtypes, which strict promotion forbids.
   """
+  if q.ndim != 4 or 0 in q.shape:
+    raise ValueError(f"q has shape {q.shape}, expected non-empty [B, L, H, d].")
   B, L, H, d = q.shape
   if window is not None and window < 1:
     raise ValueError(f"window is {window}, expected at least 1 key, the token's own.")

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.nonfinite import finite, reach, spoiled
 
 
 def causal_mask(i, j, window):
@@ -19,6 +20,18 @@ def portable(q):
 
 def attend(q, k, v, mask, implementation, window=None):
   """Attention where `mask` [B L M]; None is causal, with a window. k, v may have fewer heads."""
+  bad, own = spoiled(k, v), spoiled(q)
+  if mask is None:
+    seen = reach(bad, None, window=window)
+  else:
+    # As a product: which queries see a key that is not finite.
+    seen = jnp.einsum("bij,bjh->bih", mask.astype(jnp.float32), bad.astype(jnp.float32)) > 0
+  o = _attend(finite(q), finite(k), finite(v), mask, implementation, window)
+  seen = jnp.repeat(seen, q.shape[2] // k.shape[2], axis=2)
+  return jnp.where((seen | own)[..., None], jnp.nan, o)
+
+
+def _attend(q, k, v, mask, implementation, window):
   if implementation != "plain":
     # JAX mixes dtypes inside, which a caller may have forbidden.
     with jax.numpy_dtype_promotion("standard"):

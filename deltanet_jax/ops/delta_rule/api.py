@@ -11,12 +11,18 @@ from deltanet_jax.ops.checks import (
   check_inputs,
   check_qk,
   check_segment_ids,
+  check_token,
 )
 from deltanet_jax.ops.delta_rule import parallel
 from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, fastest
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.slot import Slot
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
+
+# Forms without a backward by hand.
+_FORWARD_MODE = ("recurrent", "parallel")
 
 
 def delta_rule(
@@ -38,7 +44,7 @@ def delta_rule(
 
   Keys should have norm 1 and beta lie in (0, 1), or (0, 2) for negative eigenvalues; nothing is
   normalised here. Gradients flow to q, k, v, beta, g and S0, by reverse mode to any order; forward
-  mode (jvp) is for "recurrent" alone.
+  mode (jvp) is for "recurrent" and "parallel".
 
   Args:
     v: Hv is a multiple of H; value head j goes with key head j // (Hv / H).
@@ -74,7 +80,10 @@ def delta_rule(
     )
   if interpret:
     options["interpret"] = True
-  return form.run(q, k, v, beta, g, S0, segment_ids, **options)
+  inputs = (q, k, v, beta, g, S0)
+  if implementation not in _FORWARD_MODE:
+    inputs = reverse_only(inputs, NO_FORWARD_MODE)
+  return form.run(*inputs, segment_ids, **options)
 
 
 def _form(implementation, interpret):
@@ -108,6 +117,7 @@ def delta_rule_step(
     implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
       kernel's, for decoding only, reads and writes the state once.
   """
+  check_token(q_t, k_t, v_t)
   form = _form(implementation, interpret) or fastest(q_t, k_t, v_t, beta_t, g_t, S)
   options = dict(scale=float(scale), interpret=True) if interpret else dict(scale=float(scale))
   return form.step((q_t, k_t, v_t, beta_t), S, g_t, **options)

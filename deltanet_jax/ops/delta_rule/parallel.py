@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.ops import chunk_decay as decays
+from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
@@ -31,6 +32,13 @@ def attention(q, k, beta, g, documents):
 
 def parallel(q, k, v, beta, g, S0, documents):
   """(o, S) from the whole L x L matrices; q and k have as many heads as v."""
+  before = spoiled(S0[:, None])[:, 0]
+  seen = reach(spoiled(k, v, beta, g), documents, before=before)
+  o, S = _parallel(*map(finite, (q, k, v, beta, g, S0)), documents)
+  return spoil(o, S, seen, spoiled(q))
+
+
+def _parallel(q, k, v, beta, g, S0, documents):
 
   def one_head(q, k, v, beta, g, S0, documents):
     P, T, decay = _whole_head(q, k, beta, g, documents)

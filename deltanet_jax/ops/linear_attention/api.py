@@ -9,6 +9,7 @@ from deltanet_jax.ops.checks import check_chunk, check_implementation, check_inp
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
+from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
 
 Implementation = Literal["recurrent", "chunkwise"]
 
@@ -51,11 +52,19 @@ def linear_attention(
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
   if implementation == "chunkwise":
-    o, S = chunkwise.chunkwise(q, k, v.astype(dtype), g, S0, documents, chunk=chunk, given=v.dtype)
+    o, S = _chunkwise(q, k, v.astype(dtype), g, S0, documents, chunk=chunk, given=v.dtype)
   else:
     with products_for(v.dtype):
       o, S = reference.recurrent(q, k, v.astype(dtype), g, S0, documents)
   return o.astype(v.dtype), S
+
+
+def _chunkwise(q, k, v, g, S0, documents, **options):
+  """In chunks, where tokens that are not finite would reach others of their chunk."""
+  before = spoiled(S0[:, None])[:, 0]
+  seen = reach(spoiled(k, v, g), documents, before=before)
+  o, S = chunkwise.chunkwise(*map(finite, (q, k, v, g, S0)), documents, **options)
+  return spoil(o, S, seen, spoiled(q))
 
 
 def linear_attention_step(

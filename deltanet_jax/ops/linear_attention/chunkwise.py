@@ -5,8 +5,6 @@ With b the log decay summed from the start of the chunk, a chunk that starts fro
   O = (Q e^b) S + (Q K^T * e^{b_i - b_j} * M) V,   S <- e^{b_C} S + (K e^{b_C - b})^T V.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jax import lax
 
 from deltanet_jax.ops import chunk_decay as decays
 from deltanet_jax.ops.dtypes import products_for
+from pallas_kernels.autodiff import backward_by_hand
 
 
 def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
@@ -39,7 +38,7 @@ def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
       x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(B, n, C, *x.shape[2:]), 1, 0)
 
-  one_head = functools.partial(_chunk, given=given)
+  one_head = lambda *chunk: _chunk(*chunk, given)
   heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   body = lambda S, xs: jax.vmap(heads)(S, *xs)
   inputs = jax.tree.map(split, (q, k, v, g, documents))
@@ -50,28 +49,13 @@ def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
 # From here on: one chunk of one head.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnames=("given",))
-def _chunk(S, Q, K, V, g, documents, carried_document, given):
-  """(S after the chunk, O)."""
-  return _forward(S, Q, K, V, g, documents, carried_document, given)[0]
-
-
 def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _forward(S, Q, K, V, g, documents, carried_document, given):
-  with products_for(given):
-    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
-    P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
-    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
-    result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
-  return result, (S, Q, K, V, g, documents, carried_document)
-
-
-def _backward(given, residuals, cotangents):
+def _backward(given, args, cotangents):
   """Gradients with scores and decays computed anew."""
-  S, Q, K, V, g, documents, carried_document = residuals
+  S, Q, K, V, g, documents, carried_document = args
   dS, dO = cotangents
   # Asked for here too: the backward is traced after the forward's context has ended.
   with products_for(given):
@@ -88,4 +72,11 @@ def _backward(given, residuals, cotangents):
   return dS, dF[0], dK, dV, dg, None, None
 
 
-_chunk.defvjp(_forward, _backward)
+@backward_by_hand(_backward, static=(7,))
+def _chunk(S, Q, K, V, g, documents, carried_document, given):
+  """(S after the chunk, O)."""
+  with products_for(given):
+    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
+    P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
+    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
+    return whole * S + (out * K).T @ V, (into * Q) @ S + P @ V

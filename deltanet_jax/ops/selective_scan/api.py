@@ -13,6 +13,7 @@ from deltanet_jax.ops.checks import (
   check_shape,
 )
 from deltanet_jax.ops.dtypes import state_dtype
+from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
 from deltanet_jax.ops.selective_scan import chunkwise, reference
 
 Implementation = Literal["recurrent", "chunkwise"]
@@ -50,8 +51,10 @@ def selective_scan(
   Returns:
     y in u's dtype, and the last state S, float32 (float64 for float64 inputs).
   """
-  if u.ndim != 3 or 0 in u.shape or A.ndim != 2:
-    raise ValueError(f"u, A have shapes {u.shape}, {A.shape}, expected [B, L, D] and [D, N].")
+  if u.ndim != 3 or A.ndim != 2 or 0 in (*u.shape, *A.shape):
+    raise ValueError(
+      f"u, A have shapes {u.shape}, {A.shape}, expected non-empty [B, L, D] and [D, N]."
+    )
   batch, L, channels = u.shape
   N = A.shape[1]
   check_shape("dt", dt, u.shape, "u's [B, L, D]")
@@ -72,9 +75,18 @@ def selective_scan(
   # B and C stay narrow until a chunk needs them.
   inputs = (u, dt.astype(dtype), A.astype(dtype), B, C, S0, segment_ids)
   if implementation == "chunkwise":
-    y, S = chunkwise.chunkwise(*inputs, chunk=chunk)
+    y, S = _chunkwise(*inputs, chunk=chunk)
   else:
     y, S = reference.recurrent(*inputs)
   if D is not None:
     y = y + D.astype(dtype)[None, None] * u.astype(dtype)
   return y.astype(u.dtype), S
+
+
+def _chunkwise(u, dt, A, B, C, S0, segment_ids, *, chunk):
+  """In chunks, where tokens that are not finite would reach other documents of their chunk."""
+  before = spoiled(S0[:, None])[:, 0]
+  seen = reach(spoiled(u, dt, B[:, :, None]), segment_ids, before=before)
+  u_dt, B_C_S0 = map(finite, (u, dt)), map(finite, (B, C, S0))
+  y, S = chunkwise.chunkwise(*u_dt, A, *B_C_S0, segment_ids, chunk=chunk)
+  return spoil(y, S, seen, spoiled(C[:, :, None]))

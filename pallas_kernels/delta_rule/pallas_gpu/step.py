@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import pad_axis
 
 F32 = jnp.float32
@@ -47,6 +48,7 @@ def delta_rule_step_gpu(
       [layers B Hv dk dv], of which that one is read and overwritten.
   """
   check_inputs(q_t, k_t, v_t, beta_t, g_t, S)
+  q_t = q_t if interpret else only_on(q_t, "cuda", "delta_rule_step_gpu")
   H, dk = k_t.shape[1:]
   B, Hv, dv = v_t.shape
   pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)

@@ -11,13 +11,15 @@ from typing import NamedTuple
 import jax
 
 from pallas_kernels import bf16
-from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, grads, states
 from pallas_kernels.delta_rule.pallas_gpu.forward import forward
 from pallas_kernels.delta_rule.pallas_gpu.intra import intra
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
 from pallas_kernels.delta_rule.ut import pallas as ut
 from pallas_kernels.delta_rule.ut.scan import delta_rule_by_scan
+from pallas_kernels.platform import only_on
 
 
 class _Options(NamedTuple):
@@ -103,8 +105,10 @@ def delta_rule_gpu(
     fused: False runs the UT kernel and a lax.scan over chunks.
   """
   check_inputs(q, k, v, beta, g, S0)
+  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   chunk, scale, interpret = clamp_chunk(chunk, k.dtype), float(scale), bool(interpret)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
+  q = q if interpret else only_on(q, "cuda", "delta_rule_gpu")
   if not fused:
     options = ut.Options(chunk, precision, interpret)
     transform = lambda *chunks: ut.transform(*chunks, options)

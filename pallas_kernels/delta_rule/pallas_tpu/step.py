@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.platform import only_on
 
 F32 = jnp.float32
 BLOCK_BYTES = 2**20  # of state per program: long enough transfers, four buffers in VMEM
@@ -71,6 +72,7 @@ def delta_rule_step_tpu(
   B, H, dk = q_t.shape
   Hv, dv = v_t.shape[1:]
   check_inputs(q_t, k_t, v_t, beta_t, g_t, S)
+  q_t = q_t if interpret else only_on(q_t, "tpu", "delta_rule_step_tpu")
   n, G = _choose_block(B, H, Hv, dk, dv)
   ratio, J = Hv // H, Hv // G
   key_heads = max(G // ratio, 1)

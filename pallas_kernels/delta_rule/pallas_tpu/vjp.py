@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
 from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
+from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import pad_axis, round_up
 
 F32 = jnp.float32
@@ -138,6 +140,7 @@ def delta_rule_tpu(
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
   check_inputs(q, k, v, beta, g, S0)
+  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   tile = choose_tile(
     q.shape[1],
     q.shape[2],
@@ -151,4 +154,5 @@ def delta_rule_tpu(
     chunk=chunk,
     inverse_precision=inverse_precision,
   )
+  q = q if interpret else only_on(q, "tpu", "delta_rule_tpu")
   return _delta_rule(q, k, v, beta, g, S0, segment_ids, tile, interpret)

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import bf16
-from pallas_kernels.delta_rule.checks import check_inputs
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
 from pallas_kernels.delta_rule.ut import scan
+from pallas_kernels.platform import only_on
 
 F32 = jnp.float32
 
@@ -29,7 +31,7 @@ def ut_transform(
       'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
     ) from error
   return triton_kernel.ut_transform(
-    k, v, beta, g, documents,
+    only_on(k, "cuda", "delta_rule_triton"), v, beta, g, documents,
     chunk=chunk,
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,
@@ -117,6 +119,7 @@ def delta_rule_triton(
     compute_capability: of the GPU to compile for, e.g. 90; None asks the GPU present.
   """
   check_inputs(q, k, v, beta, g, S0)
+  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   chunk = clamp_chunk(chunk, k.dtype)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
   options = _Options(chunk, precision, compute_capability)

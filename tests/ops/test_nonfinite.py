@@ -1,0 +1,125 @@
+"""A NaN reaches what may see its token and nothing else: in every form, in values and gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.models import preset
+from deltanet_jax.ops import (
+  cached_attention,
+  causal_attention,
+  delta_rule,
+  init_cache,
+  linear_attention,
+  selective_scan,
+  short_conv,
+)
+from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from tests.support.models import random_model
+
+L, T = 20, 11  # the NaN is at T, in a chunk's middle
+LENGTHS = (3, 5, 6, 6)  # documents; T is in the third, whose chunk holds others too
+IDS = np.repeat([0, 1, 2, 0], LENGTHS)[None].astype(np.int32)
+OTHERS = np.repeat([True, True, False, True], LENGTHS)
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape):
+  return RNG.standard_normal((1, L, *shape))
+
+
+DELTA = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="scalar"))
+VECTOR = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="vector"))
+ROWS = dict(q=draw(2, 4), k=draw(1, 4), v=draw(1, 4))
+SCAN = dict(u=draw(3), dt=np.abs(draw(3)), B=draw(2), C=draw(2))
+A = jnp.asarray(-np.abs(RNG.standard_normal((3, 2))))
+
+
+def attend_to_cache(**x):
+  return cached_attention(**x, cache=init_cache(1, L, 1, 4, "float64"))
+
+
+def only(inputs, names):
+  return {name: inputs[name] for name in names}
+
+
+# The inputs whose token writes what later ones see, then those that only read.
+FORMS = {
+  "delta recurrent": (functools.partial(delta_rule, implementation="recurrent"), DELTA, "q"),
+  "delta parallel": (functools.partial(delta_rule, implementation="parallel"), DELTA, "q"),
+  "linear recurrent": (
+    functools.partial(linear_attention, implementation="recurrent"),
+    only(VECTOR, ("q", "k", "v", "g")),
+    "q",
+  ),
+  "linear chunkwise": (
+    functools.partial(linear_attention, chunk=8),
+    only(VECTOR, ("q", "k", "v", "g")),
+    "q",
+  ),
+  "attention": (lambda **x: (causal_attention(**x), 0.0), ROWS, "q"),
+  "window": (lambda **x: (causal_attention(**x, window=4), 0.0), ROWS, "q"),
+  "cache": (lambda **x: (attend_to_cache(**x)[0], 0.0), ROWS, "q"),
+  "scan recurrent": (
+    functools.partial(selective_scan, A=A, implementation="recurrent"),
+    SCAN,
+    "C",
+  ),
+  "scan chunkwise": (functools.partial(selective_scan, A=A, chunk=8), SCAN, "C"),
+  "conv": (lambda x, **ids: (short_conv(x, jnp.ones((4, 3)), **ids)[0], 0.0), dict(x=draw(3)), ""),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_operators(name):
+  f, inputs, reader = FORMS[name]
+  inputs = jax.tree.map(jnp.asarray, dict(inputs))
+  S0 = {"S0": inputs.pop("S0")} if "S0" in inputs else {}
+
+  @jax.jit
+  def run(x):
+    (o, S), pull = jax.vjp(lambda x: f(**x, **S0, segment_ids=jnp.asarray(IDS)), x)
+    d = jnp.cos(jnp.arange(o.size, dtype=o.dtype)).reshape(o.shape)
+    return o, S, pull((d, jnp.zeros_like(S)))[0], f(**x, **S0)[0]
+
+  o, S, grads, alone = run(inputs)
+  for which in inputs:
+    poisoned = inputs | {which: inputs[which].at[:, T].set(jnp.nan)}
+    o2, S2, grads2, alone2 = run(poisoned)
+    np.testing.assert_array_equal(o2[:, OTHERS], o[:, OTHERS], err_msg=which)
+    np.testing.assert_array_equal(S2, S, err_msg=which)
+    np.testing.assert_array_equal(alone2[:, :T], alone[:, :T], err_msg=which)
+    assert np.isnan(alone2[:, T]).all(), which
+    # What follows sees it too, unless the token only reads.
+    assert np.isnan(alone2[:, T + 1]).all() == (which != reader), which
+    for of, x in grads.items():
+      np.testing.assert_allclose(grads2[of][:, OTHERS], x[:, OTHERS], rtol=1e-9, atol=1e-12)
+
+
+def test_a_spoiled_state_is_of_the_first_document():
+  for name in ("delta parallel", "linear chunkwise"):
+    f, inputs, _ = FORMS[name]
+    inputs = jax.tree.map(jnp.asarray, dict(inputs))
+    S0 = jnp.zeros((1, 2, 4, 6)).at[0, 1, 2, 3].set(jnp.inf)
+    o, S = jax.jit(lambda x: f(**x, segment_ids=jnp.asarray(IDS)))(inputs | dict(S0=S0))
+    assert np.isnan(o[:, : LENGTHS[0], 1]).all() and np.isfinite(o[:, :, 0]).all()
+    assert np.isfinite(o[:, LENGTHS[0] :]).all() and np.isfinite(S).all()
+
+
+@pytest.mark.parametrize("family", ["deltanet", "gla-conv", "mamba", "transformer"])
+def test_models(family):
+  """One token's embedding is NaN: earlier logits and other documents do not know of it."""
+  changes = dict(implementation="recurrent") if family == "deltanet" else {}
+  changes |= dict(vocab=11, width=8, depth=1, mlp_ratio=0.0)
+  model = random_model(preset(f"{family}-tiny", **changes))
+  tokens = jnp.asarray(RNG.integers(0, 10, (1, L)), jnp.int32).at[0, T].set(10)
+  run = jax.jit(lambda model: (model(tokens), model(tokens, jnp.asarray(IDS))))
+  alone, packed = run(model)
+  model.embedding[...] = model.embedding[...].at[10].set(jnp.nan)
+  spoiled, spoiled_packed = run(model)
+  np.testing.assert_array_equal(spoiled[:, :T], alone[:, :T])
+  assert np.isnan(spoiled[:, T:]).all()
+  np.testing.assert_array_equal(spoiled_packed[:, OTHERS], packed[:, OTHERS])
