@@ -65,6 +65,8 @@ def load() -> tuple[LM, Tokenizer | None]:
         f" now has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
       )
     return trained.model, tokenizer
+  if _STEP.value is not None:
+    raise ValueError("--step is of a run, --workdir; a checkpoint or a preset has one model.")
   model = load_fla(_CHECKPOINT.value) if _CHECKPOINT.value else build(preset(_PRESET.value))
   name = _TOKENIZER.value or (_CHECKPOINT.value and find_tokenizer(_CHECKPOINT.value))
   if not _TEXTS.value or not name:
