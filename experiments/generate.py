@@ -68,6 +68,8 @@ def load() -> tuple[LM, Tokenizer | None]:
         f" now has {tokenizer.vocab} ids: train it again, or give ids by --prompt."
       )
     return trained.model, tokenizer
+  if _STEP.value is not None:
+    raise ValueError("--step is of a run, --workdir; a checkpoint or a preset has one model.")
   folder = checkpoint_folder(_CHECKPOINT.value) if _CHECKPOINT.value else None
   model = load_fla(folder) if folder else build(preset(_PRESET.value))
   name = _TOKENIZER.value or (folder and find_tokenizer(folder))

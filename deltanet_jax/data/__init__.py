@@ -5,6 +5,7 @@ from deltanet_jax.data.corpus import (
   Corpus,
   CorpusTask,
   Split,
+  SplitText,
   Tokenizer,
   find_tokenizer,
   keep_tokenizer,
@@ -13,14 +14,16 @@ from deltanet_jax.data.corpus import (
   shipped_corpus,
   vocabulary_mismatch,
 )
-from deltanet_jax.data.task import Batch, Task, training_batches
+from deltanet_jax.data.task import Batch, HeldOut, Task, training_batches
 
 __all__ = [
   "TOKENIZERS",
   "Batch",
   "Corpus",
   "CorpusTask",
+  "HeldOut",
   "Split",
+  "SplitText",
   "Task",
   "Tokenizer",
   "find_tokenizer",

@@ -13,18 +13,30 @@ Batch = dict[str, np.ndarray]
 _PREFETCH = 4  # batches that each reading thread may be ahead
 
 
-class Task(abc.ABC):
+class HeldOut(abc.ABC):
+  """Batches to evaluate on.
+
+  Attributes:
+    validation_bytes: of the text that all targets of `validation` stand for; None if it is no text.
+  """
+
+  validation_bytes: int | None = None
+
+  @abc.abstractmethod
+  def validation(self, host: int, hosts: int) -> Iterator[Batch]:
+    """Batches that are held out, in order, as many for every host."""
+
+
+class Task(HeldOut):
   """A source of batches, the same for any number of hosts.
 
   Attributes:
     vocab: token ids are below it.
     shape: rows of a batch over all hosts, and tokens of a row.
-    validation_bytes: of the text that all targets of `validation` stand for; None if it is no text.
   """
 
   vocab: int
   shape: tuple[int, int]
-  validation_bytes: int | None = None
 
   @abc.abstractmethod
   def identity(self) -> dict[str, str]:
@@ -35,7 +47,7 @@ class Task(abc.ABC):
     """This host's rows of batch number `step`: a function of its arguments alone."""
 
   def validation(self, host: int, hosts: int) -> Iterator[Batch]:
-    """Batches that are held out, in order, as many for every host; none by default."""
+    """As of `HeldOut`; none by default."""
     return iter(())
 
   def describe(self) -> dict:

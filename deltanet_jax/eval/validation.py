@@ -2,25 +2,30 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from deltanet_jax.data import Task
+from deltanet_jax.data import Batch, HeldOut
 from deltanet_jax.train.evaluated import Evaluated
 
 
 class Validation:
-  """An evaluator of the task's own validation batches, all or the first `batches`.
+  """An evaluator of a task's own validation batches, or others, all or the first `batches`.
 
   Yields the loss per target, the share of targets that are the likeliest token and, where all of a
-  text is read, bits per byte of it.
+  text is read, bits per byte of it. `progress` may wrap the batches, to show how far it is.
   """
 
-  def __init__(self, task: Task, batches: int | None = None):
-    self._task, self._batches = task, batches
+  def __init__(
+    self,
+    task: HeldOut,
+    batches: int | None = None,
+    progress: Callable[[Iterable[Batch]], Iterator[Batch]] = iter,
+  ):
+    self._task, self._batches, self._progress = task, batches, progress
 
   def __call__(self, evaluated: Evaluated) -> Iterator[tuple[str, float]]:
     held_out = self._task.validation(*evaluated.share)
-    totals = evaluated.totals(itertools.islice(held_out, self._batches))
+    totals = evaluated.totals(self._progress(itertools.islice(held_out, self._batches)))
     if not totals["targets"]:
       return
     yield "validation_loss", totals["loss"] / totals["targets"]

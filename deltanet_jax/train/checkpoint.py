@@ -3,7 +3,6 @@
 import pathlib
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -19,6 +18,7 @@ from deltanet_jax.train.stored import (
   read_meta,
   saved_steps,
 )
+from deltanet_jax.train.together import raise_together
 
 DAMAGED = "damaged"
 
@@ -81,7 +81,7 @@ class Checkpoints:
       items = {name: read_arrays(folder / name, item) for name, item in shapes.items()}
     except (DamageError, OSError) as e:
       problem = e
-    _raise_together(problem)
+    raise_together(problem, "the checkpoint")
     for name, arrays in items.items():
       check_sum(name, arrays, meta["checksums"][name])
     return items, meta
@@ -116,16 +116,3 @@ class Checkpoints:
         f"a checkpoint could not be written to {self.workdir} ({reason}): those before it are"
         " whole; look at the disk and start again."
       ) from e
-
-
-def _raise_together(problem: Exception | None):
-  """Raises the error of this process, or of another: all of them go the same way."""
-  if jax.process_count() > 1:
-    kind = 0 if problem is None else 1 if isinstance(problem, DamageError) else 2
-    worst = int(multihost_utils.process_allgather(np.int32(kind)).max())
-    if worst == 2 and kind != 2:
-      raise OSError("another process could not read its part of the checkpoint; try again.")
-    if worst == 1 and kind != 1:
-      raise DamageError("another process found its part damaged")
-  if problem is not None:
-    raise problem

@@ -1,6 +1,8 @@
 """The training loop: from a configuration, a task and a folder to a trained model in it."""
 
 import contextlib
+import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -14,10 +16,14 @@ from deltanet_jax.train import feed
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.evaluated import Evaluated, Evaluator, Scorer
+from deltanet_jax.train.initial import Initial
 from deltanet_jax.train.lock import locked
 from deltanet_jax.train.metrics import Log, Meter, set_aside
+from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import State, make_trainer
 from deltanet_jax.train.stopping import Stop
+from deltanet_jax.train.stored import saved_steps
+from deltanet_jax.train.weights import place
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)
@@ -27,10 +33,19 @@ class DivergenceError(Exception):
   """Too many updates in a row had gradients that were not finite."""
 
 
-def check_start(cfg: TrainConfig, workdir: str | pathlib.Path):
+def check_start(
+  cfg: TrainConfig,
+  workdir: str | pathlib.Path,
+  *,
+  initial: Initial | None = None,
+  extend: bool = False,
+):
   """Raises ValueError if this run cannot start, or go on, in this folder; writes nothing."""
   make_trainer(cfg)
-  folders.check(pathlib.Path(workdir), cfg)
+  workdir = pathlib.Path(workdir)
+  folders.check(workdir, cfg, initial=initial and initial.path, extend=extend)
+  if initial is not None and not saved_steps(workdir):
+    initial.check(cfg.model)
 
 
 def train(
@@ -40,6 +55,8 @@ def train(
   *,
   evaluators: Sequence[Evaluator] = (),
   origin: dict | None = None,
+  initial: Initial | None = None,
+  extend: bool = False,
   from_scratch: bool = False,
   profile: bool = False,
   say=print,
@@ -53,6 +70,11 @@ def train(
   Args:
     evaluators: asked every `cfg.eval_every` updates and at the end.
     origin: provenance, kept in config.json.
+    initial: weights that a new run begins with, at step 0 with a new optimiser; one that has saved
+      goes on from its own and does not read them.
+    extend: lets a run, finished or not, go on to a larger `cfg.tokens` than it was started for.
+      Data go on as if it had been started so, and the learning rate is from here on that of the
+      larger number: a cosine that had come down goes up again to where it would be.
     from_scratch: starts at 0 where every checkpoint was damaged, which is an error else.
     profile: writes a trace of a few updates to workdir/profile.
     say: takes one line for people.
@@ -62,25 +84,34 @@ def train(
     stop = stack.enter_context(Stop(workdir))
     stack.enter_context(writing(workdir))
     trainer = make_trainer(cfg)
-    folders.check(workdir, cfg)
+    check_start(cfg, workdir, initial=initial, extend=extend)
     folders.check_task(workdir, cfg, task)
     update = trainer.lower_update()
+    new = not (workdir / folders.FILE).exists()
+    begun = (initial and initial.origin()) if new else folders.begun_with(workdir)
     if jax.process_index() == 0:
       workdir.mkdir(parents=True, exist_ok=True)
       stack.enter_context(locked(workdir, say))
-      folders.check(workdir, cfg)  # again: another run may have begun and ended here meanwhile
-      folders.write(workdir, cfg, task, origin or {})
+      # Again: another run may have begun and ended here meanwhile.
+      check_start(cfg, workdir, initial=initial, extend=extend)
+      folders.write(workdir, cfg, task, origin or {}, begun)
     if line := task.remark(cfg.model.vocab):
       say(line)
-    return _train(trainer, update, workdir, task, evaluators, stop, from_scratch, profile, say)
+    begin = functools.partial(
+      _begin, trainer, workdir, stop, initial, begun, from_scratch, origin or {}, say
+    )
+    return _train(trainer, update, workdir, task, evaluators, stop, begin, profile)
 
 
-def _begin(trainer, checkpoints, workdir, stop, from_scratch, say) -> tuple[State, int]:
+def _begin(
+  trainer, workdir, stop, initial, begun, from_scratch, origin, say, checkpoints
+) -> tuple[State, int]:
   """The state to start from, and its step."""
   restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), say))
   if restored is not None:
     state, step = restored[0], restored[1]["step"]
     say(f"going on from step {step} of {trainer.cfg.steps}")
+    _extend(trainer.cfg, workdir, step, origin, say)
     return state, step
   if all_damaged(workdir):
     if not from_scratch:
@@ -90,16 +121,46 @@ def _begin(trainer, checkpoints, workdir, stop, from_scratch, say) -> tuple[Stat
       )
     if jax.process_index() == 0:
       set_aside(workdir)
-  init = trainer.lower_init()
-  return stop.before_start(init.compile)(), 0
+  _extend(trainer.cfg, workdir, 0, origin, say)
+  if begun is None:
+    init = trainer.lower_init()
+    return stop.before_start(init.compile)(), 0
+  if initial is None:
+    raise ValueError(
+      f"{workdir} has no checkpoint yet, and begins with the weights of {begun['path']}: name them"
+      " again (init_from)."
+    )
+  if initial.origin()["sha256"] != begun["sha256"]:
+    raise ValueError(
+      f"{initial.path} no longer holds the weights that {workdir} was started with: name another"
+      " workdir."
+    )
+  say(f"starting from the {begun['kind']} weights of {begun['path']}")
+  begin = trainer.lower_begin()
+  weights = place(initial.take(), trainer.state_shapes()["weights"])
+  return stop.before_start(begin.compile)(weights), 0
 
 
-def _train(trainer, update, workdir, task, evaluators, stop, from_scratch, profile, say):
+def _extend(cfg, workdir, step, origin, say):
+  """Notes in config.json that a run goes on to more tokens, and tells what that does."""
+  if jax.process_index() != 0:
+    return
+  before = folders.extend(workdir, cfg, step, origin)
+  if before is not None:
+    old = dataclasses.replace(cfg, tokens=before)
+    rates = [float(learning_rate(c, step)) for c in (old, cfg)]
+    say(
+      f"extended from {before} to {cfg.tokens} tokens: the learning rate is that of a run of so"
+      f" many, at this step {rates[1]:.3g} instead of {rates[0]:.3g}"
+    )
+
+
+def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
   cfg = trainer.cfg
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir, cfg.checkpoint)
     stack.callback(checkpoints.close)
-    state, start = _begin(trainer, checkpoints, workdir, stop, from_scratch, say)
+    state, start = begin(checkpoints)
     meta = dict(config=to_json(cfg), identity=task.identity())
     shapes = trainer.batch_shapes()
     host, hosts = feed.host_share(shapes["tokens"])

@@ -35,7 +35,10 @@ class Trainer:
   optimizer: optax.GradientTransformation
 
   def init(self) -> State:
-    weights = init_weights(self.cfg.model, self.cfg.seed)
+    return self.begin(init_weights(self.cfg.model, self.cfg.seed))
+
+  def begin(self, weights) -> State:
+    """The state before the first update of these weights."""
     count = jnp.zeros((), jnp.int32)
     return dict(
       weights=weights,
@@ -128,6 +131,10 @@ class Trainer:
 
   def lower_init(self, **options):
     return self.lower(self.init, places=_places(self.state_shapes()), **options)
+
+  def lower_begin(self, **options):
+    shapes = self.state_shapes()
+    return self.lower(self.begin, shapes["weights"], places=_places(shapes), donate=0, **options)
 
   def lower_update(self, **options):
     state, batch = self.state_shapes(), self.batch_shapes()

@@ -1,6 +1,8 @@
 """Reads checkpoints, of live runs too, and tells damage from a disk that fails; never writes."""
 
+import asyncio
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -9,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +22,7 @@ import orbax.checkpoint as ocp
 FOLDER = "checkpoints"
 _READING = threading.Lock()  # what is read quietly is read by one thread at a time
 _META = "meta/metadata"
+_ANSWER = asyncio.BaseEventLoop.call_soon_threadsafe.__code__
 # What the storage library answers where the bytes are not those that were written. Its other
 # answers (UNKNOWN for an I/O error, RESOURCE_EXHAUSTED, PERMISSION_DENIED) prove nothing.
 _DAMAGE = {
@@ -34,13 +38,37 @@ class DamageError(ValueError):
   """What is on disk is proved to be other than what was written."""
 
 
-def _told_elsewhere(record: logging.LogRecord) -> bool:
-  return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
+def _of_others(record: logging.LogRecord) -> bool:
+  """Whether it is no error of the storage library: logged by it, or left in a task of it."""
+  trace = record.exc_info[2] if record.exc_info else None
+  places = [record.pathname] + ([trace.tb_frame.f_code.co_filename] if trace else [])
+  return record.levelno < logging.ERROR or not any("orbax" in place for place in places)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hook:
+  """A sys.unraisablehook that leaves out answers to a save that has failed already.
+
+  Other writes of that save end when nobody waits any more: their callbacks, started by no Python
+  code, find the event loop closed.
+  """
+
+  before: Callable
+
+  def __call__(self, told):
+    trace = told.exc_traceback
+    late = trace is not None and trace.tb_frame.f_code is _ANSWER
+    if not (late and told.exc_type is RuntimeError):
+      self.before(told)
 
 
 def raise_only():
   """Has the storage library print no tracebacks of its threads: it raises the same errors to us."""
-  logging.getLogger("absl").addFilter(_told_elsewhere)  # once, however often it is asked
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_of_others)  # once, however often it is asked
+  warnings.filterwarnings("ignore", "coroutine 'async_serialize.*was never awaited", RuntimeWarning)
+  if not isinstance(sys.unraisablehook, _Hook):
+    sys.unraisablehook = _Hook(sys.unraisablehook)
 
 
 @jax.jit

@@ -32,6 +32,7 @@ class Trained:
   tokenizer: str | None  # name of what made its tokens; None if they were no text
   step: int
   folder: pathlib.Path  # where it was found, with the files of its tokenizer if it has any
+  history: dict  # JSON: provenance of the run, the weights it began with, how it was extended
 
 
 def load_trained(folder: str | pathlib.Path, step: int | None = None, *, say=print) -> Trained:
@@ -57,7 +58,9 @@ def load_trained(folder: str | pathlib.Path, step: int | None = None, *, say=pri
   else:
     weights, meta = read_weights(folder, shapes, step, say)
     found = meta["step"]
-  return Trained(model.model(weights), cfg, values["task"].get("tokenizer"), found, folder)
+  tokenizer = values["task"].get("tokenizer")
+  history = folders.history(values)
+  return Trained(model.model(weights), cfg, tokenizer, found, folder, history)
 
 
 def _exported(folder, values, shapes):
@@ -78,6 +81,7 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     task=dict(tokenizer=trained.tokenizer),
     step=trained.step,
     checksum=checksum(weights),
+    **trained.history,
   )
   raise_only()
   with new_folder(pathlib.Path(folder)) as new:

@@ -1,8 +1,10 @@
 """A model's weights as a flat dictionary by name: what is trained, sharded and saved."""
 
 import dataclasses
+import hashlib
 
 import jax
+import numpy as np
 from flax import nnx
 
 from deltanet_jax.config import ModelConfig
@@ -47,6 +49,21 @@ def weights_of(model: LM) -> dict[str, jax.Array]:
 
 def init_weights(cfg: ModelConfig, seed: int) -> dict[str, jax.Array]:
   return weights_of(build(cfg, seed))
+
+
+def place(weights: dict[str, np.ndarray], shapes: dict[str, jax.ShapeDtypeStruct]) -> dict:
+  """Weights that every process has whole, split and put where `shapes` wants them."""
+  one = lambda x, shape: jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
+  return {name: one(weights[name], shape) for name, shape in shapes.items()}
+
+
+def digest(weights: dict[str, np.ndarray]) -> str:
+  """sha256 of names and numbers: the same for a run, its exports and public copies of it."""
+  hashed = hashlib.sha256()
+  for name in sorted(weights):
+    hashed.update(name.encode())
+    hashed.update(np.ascontiguousarray(weights[name]))
+  return hashed.hexdigest()
 
 
 def _names(state) -> list[str]:

@@ -30,8 +30,15 @@ _FREE = (
 )
 
 
-def check(workdir: pathlib.Path, cfg: TrainConfig):
-  """Refuses a folder that holds another run or something else; writes nothing."""
+def check(
+  workdir: pathlib.Path, cfg: TrainConfig, *, initial: str | None = None, extend: bool = False
+):
+  """Refuses a folder that holds another run or something else; writes nothing.
+
+  Args:
+    initial: path of the weights that the run begins with; None also for one that goes on.
+    extend: whether the run may go on to more tokens than it was started for.
+  """
   path = workdir / FILE
   if not path.exists():
     if workdir.exists() and not workdir.is_dir():
@@ -45,10 +52,21 @@ def check(workdir: pathlib.Path, cfg: TrainConfig):
   old, new = _flat(values["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not key.startswith(_FREE):
+      more = key == "tokens" and new[key] > old[key]
+      if more and extend:
+        continue
+      hint = ", or extend the run (extend)" if more else ""
       raise ValueError(
         f"{workdir} was started with {key} = {old.get(key)!r}, now it is {new.get(key)!r}:"
-        " use the same, or another workdir."
+        f" use the same, or another workdir{hint}."
       )
+  begun = begun_with(workdir)
+  if initial is not None and (begun is None or begun["path"] != initial):
+    told = "random weights" if begun is None else f"the weights of {begun['path']}"
+    raise ValueError(
+      f"{workdir} was started with {told}, not with {initial}: leave it out to go on, or name"
+      " another workdir."
+    )
 
 
 def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
@@ -72,8 +90,12 @@ def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
       )
 
 
-def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict):
-  """Writes what is compared when the run goes on, and where it came from, if it is new."""
+def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, initial: dict | None):
+  """Writes what is compared when the run goes on, and where it came from, if it is new.
+
+  Args:
+    initial: of the weights that it begins with, where they came from; None if they are random.
+  """
   path = workdir / FILE
   if path.exists():
     return
@@ -86,8 +108,53 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict):
       identity=task.identity(),
       task=task.describe(),
       origin=origin,
+      initial=initial,
+      extended=[],
     ),
   )
+
+
+def begun_with(workdir: pathlib.Path) -> dict | None:
+  """Where the weights came from that a run began with; None if they were random."""
+  return history(_read(workdir / FILE))["initial"]
+
+
+def extend(workdir: pathlib.Path, cfg: TrainConfig, step: int, origin: dict) -> int | None:
+  """Notes that the run goes on from `step` to `cfg.tokens`; returns the tokens it had before.
+
+  None if it has as many as it was started for, or was extended to.
+  """
+  path = workdir / FILE
+  values = _read(path)
+  before, extended = values["config"]["tokens"], history(values)["extended"]
+  # Updates that were lost are made again, and with the learning rate of the longer run.
+  extended = [one | dict(step=min(one["step"], step)) for one in extended]
+  if before != cfg.tokens:
+    extended.append({"step": step, "from": before, "to": cfg.tokens, "origin": origin})
+  if extended != history(values)["extended"]:
+    config = values["config"] | dict(tokens=cfg.tokens)
+    write_json(path, values | dict(config=config, extended=extended))
+  return None if before == cfg.tokens else before
+
+
+def history(values: dict) -> dict:
+  """Of a config.json: provenance, weights that were begun with, extensions; older ones lack two."""
+  return dict(
+    origin=values.get("origin", {}),
+    initial=values.get("initial"),
+    extended=values.get("extended", []),
+  )
+
+
+def is_ours(folder: str | pathlib.Path) -> bool:
+  """Whether a folder is that of a run or of exported weights, and not a public checkpoint."""
+  path = pathlib.Path(folder) / FILE
+  return path.exists() and "config" in _json(path)
+
+
+def is_run(folder: str | pathlib.Path) -> bool:
+  """Whether a folder is that of a run, which has steps."""
+  return "identity" in _read(pathlib.Path(folder) / FILE)
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:
@@ -99,11 +166,8 @@ def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:
 def _read(path) -> dict:
   if not path.exists():
     raise ValueError(f"{path.parent} has no {FILE}: it is not the workdir of a run.")
-  try:
-    values = json.loads(path.read_text())
-  except ValueError as e:
-    raise ValueError(f"{path} is damaged ({e}): restore it, or start in another workdir.") from e
-  if not isinstance(values, dict) or "config" not in values:
+  values = _json(path)
+  if "config" not in values:
     raise ValueError(
       f"{path} is not of a run: a public checkpoint is read by load_fla, in commands --checkpoint."
     )
@@ -114,6 +178,14 @@ def _read(path) -> dict:
       " that wrote it, or another workdir."
     )
   return values
+
+
+def _json(path) -> dict:
+  try:
+    values = json.loads(path.read_text())
+  except ValueError as e:
+    raise ValueError(f"{path} is damaged ({e}): restore it, or name another folder.") from e
+  return values if isinstance(values, dict) else {}
 
 
 def _flat(values, prefix="") -> dict:

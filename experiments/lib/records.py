@@ -54,10 +54,18 @@ def open(name: str) -> Records:
   To be called before anything is measured.
   """
   refuse_modified(provenance.CHECKOUT, allow=_ALLOW_MODIFIED.value)
+  return Records(_file(name), _origin(), _AGAIN.value)
+
+
+def beside(folder: pathlib.Path) -> Records:
+  """Records in a folder of the user's own; of uncommitted code too, and the rows say so."""
+  return Records(folder / "rows.jsonl", _origin())
+
+
+def _origin() -> dict:
   own = tuple(f"--{x}" for x in _FLAGS)
   words = [x for x in provenance.command().split() if not x.startswith(own)]
-  origin = provenance.describe() | dict(command=" ".join(words))
-  return Records(_file(name), origin, _AGAIN.value)
+  return provenance.describe() | dict(command=" ".join(words))
 
 
 def refuse_modified(checkout: pathlib.Path, allow: bool):

@@ -17,12 +17,15 @@ from experiments.lib.exits import INTERRUPTED, PREEMPTED
 from experiments.lib.processes import say, wait_for_all
 
 
-def open_task(cfg: TrainConfig, workdir: pathlib.Path) -> CorpusTask:
+def open_task(cfg: TrainConfig, workdir: pathlib.Path, **options) -> CorpusTask:
   """The corpus of the configuration; the shipped novels are prepared into the workdir first.
 
-  Only after the configuration, the mesh and the folder have been found right.
+  Only after the configuration, the mesh, the folder and the initial weights were found right.
+
+  Args:
+    options: of `check_start`.
   """
-  check_start(cfg, workdir)
+  check_start(cfg, workdir, **options)
   folder = cfg.data.corpus
   if not folder:
     folder = workdir / "corpus"

@@ -11,8 +11,14 @@ from experiments.lib import provenance
 
 COMMANDS = {
   "experiments.generate": ("--text", "--temperature", "--top_k", "--tokenizer"),
+  "experiments.evaluate": ("--workdir", "--checkpoint", "--corpus", "--input", "--step"),
   "experiments.prepare_data": ("--input", "--validation", "--validation_input", "--[no]eos"),
-  "experiments.train": ("--config", "--workdir", "--config.optimizer.learning_rate=0.0003"),
+  "experiments.train": (
+    "--config",
+    "--workdir",
+    "--init_from",
+    "--config.optimizer.learning_rate=0.0003",
+  ),
   "experiments.bench.kernel_speed": ("--curve", "--results", "--[no]allow_modified"),
   "experiments.bench.decode_speed": ("--context", "--[no]again"),
   "experiments.bench.data_speed": ("--corpus", "--[no]again"),

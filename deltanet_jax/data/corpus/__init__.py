@@ -1,7 +1,7 @@
 """Text to tokens on disk, and packed rows of them."""
 
 from deltanet_jax.data.corpus.shards import Corpus, Split, open_corpus
-from deltanet_jax.data.corpus.task import CorpusTask
+from deltanet_jax.data.corpus.task import CorpusTask, SplitText
 from deltanet_jax.data.corpus.text import shipped_corpus
 from deltanet_jax.data.corpus.tokenizer import (
   TOKENIZERS,
@@ -17,6 +17,7 @@ __all__ = [
   "Corpus",
   "CorpusTask",
   "Split",
+  "SplitText",
   "Tokenizer",
   "find_tokenizer",
   "keep_tokenizer",

@@ -68,6 +68,11 @@ def _check_length(length: int):
     raise ValueError(f"length is {length}, expected a positive number.")
 
 
+def count_batches(split: Split, *, length: int, batch: int) -> int:
+  """Of all rows of a split, the last filled up."""
+  return math.ceil(math.ceil(max(split.tokens - 1, 0) / length) / batch)
+
+
 def evaluation_batches(
   split: Split, *, length: int, batch: int, host: int = 0, hosts: int = 1
 ) -> Iterator[Batch]:
@@ -81,6 +86,6 @@ def evaluation_batches(
     raise ValueError(
       f"The split {split.name!r} has no text: prepare the corpus with a share for it."
     )
-  windows = math.ceil((split.tokens - 1) / length)
-  starts = range(host * rows, math.ceil(windows / batch) * batch, batch)
+  batches = count_batches(split, length=length, batch=batch)
+  starts = range(host * rows, batches * batch, batch)
   return (_read_rows(split, list(range(start, start + rows)), length) for start in starts)

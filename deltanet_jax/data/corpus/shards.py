@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import pathlib
 
 import numpy as np
@@ -76,6 +77,13 @@ class Corpus:
   manifest: manifests.Manifest
   train: Split
   validation: Split
+
+  def identity(self) -> dict[str, str]:
+    """Hashes of the tokenizer and of all tokens in their order, wherever the files lie."""
+    shards = self.manifest.train.shards + self.manifest.validation.shards
+    tokenizer = self.manifest.recipe.tokenizer_hash
+    sums = [tokenizer, *(shard.bin_sha256 for shard in shards)]
+    return dict(tokenizer=tokenizer, corpus=hashlib.sha256("\n".join(sums).encode()).hexdigest())
 
   def tokenizer(self) -> Tokenizer:
     """What made its tokens; a file of it is kept with them."""

@@ -1,11 +1,27 @@
 """Language modelling of a prepared corpus as a task."""
 
-import hashlib
-
-from deltanet_jax.data.corpus.rows import ShuffledRows, evaluation_batches
-from deltanet_jax.data.corpus.shards import Corpus
+from deltanet_jax.data.corpus.rows import ShuffledRows, count_batches, evaluation_batches
+from deltanet_jax.data.corpus.shards import Corpus, Split
 from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, keep_tokenizer, vocabulary_mismatch
-from deltanet_jax.data.task import Task
+from deltanet_jax.data.task import HeldOut, Task
+
+
+class SplitText(HeldOut):
+  """All of a split in order, packed as in training; no batches where it has no text."""
+
+  def __init__(self, split: Split, *, length: int, batch: int):
+    self._split, self._rows = split, dict(length=length, batch=batch)
+    self.validation_bytes = split.bytes
+
+  @property
+  def batches(self) -> int:
+    """How many there are."""
+    return count_batches(self._split, **self._rows)
+
+  def validation(self, host, hosts):
+    if self._split.tokens < 2:
+      return iter(())
+    return evaluation_batches(self._split, **self._rows, host=host, hosts=hosts)
 
 
 class CorpusTask(Task):
@@ -15,15 +31,11 @@ class CorpusTask(Task):
     self.corpus, self.shape = corpus, (batch, length)
     self.vocab = corpus.manifest.recipe.vocab
     self._rows = ShuffledRows(corpus.train, length=length, batch=batch, seed=seed)
-    self.validation_bytes = corpus.validation.bytes
+    self._held_out = SplitText(corpus.validation, length=length, batch=batch)
+    self.validation_bytes = self._held_out.validation_bytes
 
   def identity(self):
-    """Hashes of the tokenizer and of all tokens in their order, wherever the files lie."""
-    manifest = self.corpus.manifest
-    shards = manifest.train.shards + manifest.validation.shards
-    sums = [manifest.recipe.tokenizer_hash, *(shard.bin_sha256 for shard in shards)]
-    corpus = hashlib.sha256("\n".join(sums).encode()).hexdigest()
-    return dict(tokenizer=manifest.recipe.tokenizer_hash, corpus=corpus)
+    return self.corpus.identity()
 
   def describe(self):
     """The tokenizer as `load_tokenizer(name, folder)` takes it from the folder of `keep`."""
@@ -42,7 +54,4 @@ class CorpusTask(Task):
     return self._rows.batch(step, host, hosts)
 
   def validation(self, host, hosts):
-    split, (batch, length) = self.corpus.validation, self.shape
-    if split.tokens < 2:
-      return iter(())
-    return evaluation_batches(split, length=length, batch=batch, host=host, hosts=hosts)
+    return self._held_out.validation(host, hosts)

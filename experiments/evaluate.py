@@ -1,0 +1,104 @@
+"""Loss, perplexity and bits per byte of a trained run, exported weights or a public checkpoint.
+
+  python -m experiments.evaluate --workdir=RUN                            # on what it held out
+  python -m experiments.evaluate --workdir=RUN --step=2000 --corpus=CORPUS
+  python -m experiments.evaluate --workdir=RUN --input=FOLDER             # of text files, all of it
+  python -m experiments.evaluate --checkpoint=FOLDER --tokenizer=mistral --input=shipped
+
+Documents are packed into rows as in training, every token but the first of a document is predicted
+once. On its own corpus a run's last validation comes out again, bit for bit on the same devices (if
+it had eval_batches, with as many --batches). The numbers go to OUT/rows.jsonl, a row for each model
+and text, with machine, commit and command.
+"""
+
+import contextlib
+import pathlib
+import time
+
+from absl import flags
+
+from deltanet_jax.data import open_corpus
+from deltanet_jax.files import writing
+from experiments.lib import app, evaluation, records
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
+_STEP = flags.DEFINE_integer("step", None, "Which checkpoint of a run; the newest whole one.")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder with config.json and safetensors.")
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer",
+  None,
+  "Of a checkpoint without one in its folder: bytes, mistral, or the path of a tokenizer.json or"
+  " SentencePiece .model.",
+)
+_CORPUS = flags.DEFINE_string(
+  "corpus", None, "Folder that experiments.prepare_data wrote; by default that of the run."
+)
+_INPUT = flags.DEFINE_string(
+  "input",
+  None,
+  "Instead of it text, as experiments.prepare_data reads it: a file, a folder, or `shipped` for the"
+  " novels in this package.",
+)
+_TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Where JSON has the text.")
+_SPLIT = flags.DEFINE_enum("split", "validation", evaluation.SPLITS, "Which part of a corpus.")
+_LENGTH = flags.DEFINE_integer(
+  "length", None, "Tokens per row; as in the run, 2048 of a checkpoint.", lower_bound=1
+)
+_BATCH = flags.DEFINE_integer(
+  "batch", None, "Rows at a time; as in the run, 8 of a checkpoint.", lower_bound=1
+)
+_BATCHES = flags.DEFINE_integer(
+  "batches", None, "Only the first so many batches; there are no bits per byte then.", lower_bound=1
+)
+_OUT = flags.DEFINE_string("out", "results/evaluate", "Folder of rows.jsonl.")
+_RECORD = flags.DEFINE_bool("record", False, "Also write it to experiments/results/evaluate.")
+
+
+def subject() -> evaluation.Subject:
+  if bool(_WORKDIR.value) == bool(_CHECKPOINT.value):
+    raise ValueError("give --workdir or --checkpoint, one model; see --help.")
+  if _WORKDIR.value:
+    return evaluation.open_run(_WORKDIR.value, _STEP.value, _TOKENIZER.value)
+  if _STEP.value is not None:
+    raise ValueError("--step is of a run: a public checkpoint has one model.")
+  return evaluation.open_public(_CHECKPOINT.value, _TOKENIZER.value)
+
+
+@contextlib.contextmanager
+def split(model: evaluation.Subject):
+  """Name, identity and tokens of the text that the flags name."""
+  if _INPUT.value:
+    with evaluation.prepared(model, _INPUT.value, _TEXT_FIELD.value) as corpus:
+      yield pathlib.Path(_INPUT.value).resolve().name, corpus, corpus.train
+    return
+  corpus = open_corpus(_CORPUS.value) if _CORPUS.value else evaluation.own_corpus(model)
+  evaluation.check_tokens(model, corpus)
+  yield corpus.train.folder.resolve().name, corpus, getattr(corpus, _SPLIT.value)
+
+
+def main():
+  if _CORPUS.value and _INPUT.value:
+    raise ValueError("--corpus and --input are two texts: give one.")
+  rows = [records.beside(pathlib.Path(_OUT.value))]
+  rows += [records.open("evaluate")] if _RECORD.value else []
+  model = subject()
+  cfg = evaluation.configure(model, _LENGTH.value, _BATCH.value)
+  start = time.perf_counter()
+  with split(model) as (name, corpus, part):
+    figures = evaluation.measure(model, cfg, part, _BATCHES.value)
+    text = dict(text=name, split="all" if _INPUT.value else part.name)
+    text |= dict(tokens=corpus.identity()["corpus"][:12])
+    sizes = dict(documents=part.documents, tokens=part.tokens, bytes=part.bytes)
+  key = model.facts() | text | dict(length=cfg.data.length, batches=_BATCHES.value)
+  print("  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+  figures |= sizes | dict(batch=cfg.data.batch, mesh=cfg.mesh.sizes())
+  figures |= model.remarks()
+  seconds = time.perf_counter() - start
+  with writing(_OUT.value):
+    for row in rows:
+      row.write(key, figures, seconds)
+  print(f"wrote {' and '.join(str(row.path) for row in rows)}")
+
+
+if __name__ == "__main__":
+  app.run(main, expected=(ValueError, ImportError, OSError))

@@ -1,0 +1,76 @@
+"""A run goes on to more tokens than it was started for."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from deltanet_jax.data import CorpusTask
+from deltanet_jax.train import PreemptionError, load_trained, save_weights, workdir
+from deltanet_jax.train.optim import learning_rate
+from deltanet_jax.train.stopping import Stop
+from deltanet_jax.train.weights import weights_of
+from tests.support.training import numbers, tiny, train_on
+
+
+def longer(updates=20):
+  return tiny(tokens=updates * 256)
+
+
+def note(workdir):
+  return json.loads((workdir / "config.json").read_text())
+
+
+def test_the_run_goes_on(corpus, tmp_path, monkeypatch):
+  run, said, read = tmp_path / "run", [], []
+  train_on(corpus, tiny(), run)
+  batch = CorpusTask.batch
+  monkeypatch.setattr(CorpusTask, "batch", lambda *a: read.append(a[1]) or batch(*a))
+  with pytest.raises(ValueError, match=r"tokens = 3072, now it is 5120: .*or extend the run"):
+    train_on(corpus, longer(), run)
+  with monkeypatch.context() as patch, pytest.raises(PreemptionError):
+    patch.setattr(Stop, "asked", lambda _, step: step == 15)
+    options = dict(extend=True, origin=dict(commit="abc"), say=said.append)
+    train_on(corpus, longer(), run, **options)
+  assert said == [
+    "going on from step 12 of 20",
+    "extended from 3072 to 5120 tokens: the learning rate is that of a run of so many, at this step"
+    " 0.00456 instead of 3e-05",
+  ]
+  train_on(corpus, longer(), run)  # the word is needed once
+  assert read == list(range(12, 20))  # the data go on
+  rates = [row["learning_rate"] for row in numbers(run) if "loss" in row]
+  expected = [float(learning_rate(tiny() if i < 12 else longer(), i)) for i in range(20)]
+  np.testing.assert_allclose(rates, expected, rtol=1e-6)
+  extended = [{"step": 12, "from": 3072, "to": 5120, "origin": dict(commit="abc")}]
+  assert note(run)["extended"] == extended and note(run)["config"]["tokens"] == 5120
+  with pytest.raises(ValueError, match=r"tokens = 5120, now it is 3072: use the same, or another"):
+    train_on(corpus, tiny(), run, extend=True)
+  save_weights(load_trained(run), tmp_path / "weights")
+  assert load_trained(tmp_path / "weights").history["extended"] == extended
+  # What was lost is made again, and is of the longer run.
+  workdir.extend(run, longer(), 8, {})
+  assert note(run)["extended"][0]["step"] == 8
+
+
+@pytest.mark.slow
+def test_with_a_constant_rate_it_is_as_if_started_so(corpus, tmp_path, monkeypatch):
+  """So the data go on, and the optimiser, also when the extension is interrupted."""
+
+  def cfg(updates):
+    cfg = longer(updates)
+    opt = cfg.optimizer
+    opt.initial_learning_rate = opt.final_learning_rate = opt.learning_rate
+    return cfg
+
+  train_on(corpus, cfg(20), tmp_path / "whole")
+  train_on(corpus, cfg(12), tmp_path / "run")
+  with monkeypatch.context() as patch, pytest.raises(PreemptionError):
+    patch.setattr(Stop, "asked", lambda _, step: step == 15)
+    train_on(corpus, cfg(20), tmp_path / "run", extend=True)
+  train_on(corpus, cfg(20), tmp_path / "run")
+  rows = [[r for r in numbers(tmp_path / n) if "loss" in r] for n in ("run", "whole")]
+  assert rows[0] == rows[1]
+  weights = [weights_of(load_trained(tmp_path / name).model) for name in ("run", "whole")]
+  jax.tree.map(np.testing.assert_array_equal, *weights)
