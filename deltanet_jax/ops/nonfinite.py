@@ -15,19 +15,29 @@ from deltanet_jax.ops.documents import changes
 from deltanet_jax.ops.dtypes import wide
 
 
-def finite(x: Array | None) -> Array | None:
+def finite(x: Array) -> Array:
   """x with zeros for what is not finite, whose gradient is 0 too."""
-  return None if x is None else jnp.where(jnp.isfinite(x), x, 0)
+  return jnp.where(jnp.isfinite(x), x, 0)
 
 
-def spoiled(*arrays: Array | None) -> Bool[Array, "B L ..."]:
+def finite_gate(g: Array | None) -> Array | None:
+  """Log decays with zeros for what is none; minus infinity, which forgets everything, stays."""
+  return None if g is None else jnp.where(g < jnp.inf, g, 0)
+
+
+def spoiled(*arrays: Array, gate: Array | None = None) -> Bool[Array, "B L ..."]:
   """Which tokens and heads of arrays `[B L H ..]` hold a number that is not finite.
 
-  Sums say it too, and on a CPU they cost nothing beside a chunk's products; `all` of isfinite took
-  a tenth of linear attention's time.
+  Sums of zeros say it too, and on a CPU they cost nothing beside a chunk's products; `all` of
+  isfinite took a tenth of linear attention's time.
+
+  Args:
+    gate: log decays, which may be minus infinity.
   """
-  sums = (wide(x).sum(axis=tuple(range(3, x.ndim))) for x in arrays if x is not None)
-  return functools.reduce(jnp.logical_or, (~jnp.isfinite(total) for total in sums))
+  if gate is not None:
+    arrays = (*arrays, jnp.where(jnp.isneginf(gate), 0, gate))
+  sums = ((0 * wide(x)).sum(axis=tuple(range(3, x.ndim))) for x in arrays)
+  return functools.reduce(jnp.logical_or, (jnp.isnan(total) for total in sums))
 
 
 def reach(

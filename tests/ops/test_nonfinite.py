@@ -18,6 +18,7 @@ from deltanet_jax.ops import (
   short_conv,
 )
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from tests.support.delta_rule import jax_inputs
 from tests.support.models import random_model
 
 L, T = 20, 11  # the NaN is at T, in a chunk's middle
@@ -123,3 +124,16 @@ def test_models(family):
   np.testing.assert_array_equal(spoiled[:, :T], alone[:, :T])
   assert np.isnan(spoiled[:, T:]).all()
   np.testing.assert_array_equal(spoiled_packed[:, OTHERS], packed[:, OTHERS])
+
+
+@pytest.mark.parametrize("gate", ["scalar", "vector"])
+@pytest.mark.parametrize("form", ["chunkwise", "parallel"])
+def test_a_gate_of_minus_infinity_forgets(gate, form):
+  inputs = jax_inputs(Spec(B=1, L=12, H=2, dk=4, gate=gate), dtype="float32")
+  inputs["g"] = inputs["g"].at[:, 7].set(-jnp.inf)
+  runs = {name: delta_rule(**inputs, implementation=name)[0] for name in ("recurrent", form)}
+  np.testing.assert_allclose(runs[form], runs["recurrent"], rtol=1e-4, atol=1e-5)
+  if form == "chunkwise":
+    del inputs["beta"]
+    runs = {name: linear_attention(**inputs, implementation=name)[0] for name in runs}
+    np.testing.assert_allclose(runs[form], runs["recurrent"], rtol=1e-4, atol=1e-5)

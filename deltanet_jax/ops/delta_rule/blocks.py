@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from deltanet_jax.ops.nonfinite import finite, finite_gate
 from deltanet_jax.ops.platform import target_platform
 
 # Tokens times head size that are worked on together: 256 tokens of size 64. The intermediates of
@@ -110,7 +111,6 @@ class Places:
       lambda x: self.chunks(x, place, heads, dtype), tuple(inputs[:5])
     )
     k, v, beta = finite(k), finite(v), finite(beta)
-    g = None if g is None else jnp.where(jnp.isnan(g), 0, g)
     documents, carried_document = inputs.documents, inputs.carried_document
     if documents is not None:
       of_rows = lambda x, tokens: _take(x, place[:2], (self.sizes.rows, tokens))[:, :, None]
@@ -118,12 +118,7 @@ class Places:
       documents = _split_heads(documents, self.sizes.C, heads, documents.dtype)
       carried_document = of_rows(carried_document, self.sizes.chunks)
       carried_document = _split_heads(carried_document, 1, heads, documents.dtype)[..., 0]
-    return Inputs(q * scale, k, v, beta, g, documents, carried_document)
-
-
-def finite(x):
-  """x with zeros for what is not finite; its outputs are lost anyway, other tokens' must not be."""
-  return jnp.where(jnp.isfinite(x), x, 0)
+    return Inputs(q * scale, k, v, beta, finite_gate(g), documents, carried_document)
 
 
 def _take(x, place, size):

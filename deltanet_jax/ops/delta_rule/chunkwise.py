@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.ops.delta_rule import chunk as one_chunk
-from deltanet_jax.ops.delta_rule.blocks import Inputs, Places, finite, sizes_for
+from deltanet_jax.ops.delta_rule.blocks import Inputs, Places, sizes_for
 from deltanet_jax.ops.delta_rule.chunk import Inverse
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
 from deltanet_jax.ops.dtypes import products_for
 from deltanet_jax.ops.members import members_as_rows
+from deltanet_jax.ops.nonfinite import finite, reach, spoiled
 from deltanet_jax.ops.platform import target_platform
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
@@ -167,17 +168,10 @@ def _members_in_turn(f):
 def _lost(inputs, norms, S0):
   """`[B L H]`: where o is NaN, from a token that is not finite to the end of its document.
 
-  Products would take 0 times NaN to tokens before it and to other documents, so blocks are given
-  zeros in its place (`Places.inputs`), and what follows it is lost here.
+  Blocks are given zeros in its place (`Places.inputs`).
   """
-  documents, wide = inputs.documents, lambda x: x.astype(norms.dtype)
-  bad = 0 * norms + wide((0 * inputs.v).sum(axis=-1)) + wide(0 * inputs.beta)
-  if (g := inputs.g) is not None:
-    # A gate of minus infinity forgets everything, and may.
-    bad = bad + wide(jnp.where(jnp.isnan(g), g, 0).reshape(*bad.shape, -1).sum(axis=-1))
-  bad = bad.at[:, 0].add((0 * S0).sum(axis=(2, 3)))
-  number = 0 if documents is None else documents[:, :, None]
-  return lax.cummax(jnp.where(jnp.isfinite(bad), -1, number), axis=1) == number
+  bad = spoiled(norms, inputs.v, inputs.beta, gate=inputs.g)
+  return reach(bad, inputs.documents, before=spoiled(S0[:, None])[:, 0])
 
 
 def _empty(x):

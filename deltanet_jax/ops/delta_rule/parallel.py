@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.ops import chunk_decay as decays
-from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
+from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
@@ -33,8 +33,9 @@ def attention(q, k, beta, g, documents):
 def parallel(q, k, v, beta, g, S0, documents):
   """(o, S) from the whole L x L matrices; q and k have as many heads as v."""
   before = spoiled(S0[:, None])[:, 0]
-  seen = reach(spoiled(k, v, beta, g), documents, before=before)
-  o, S = _parallel(*map(finite, (q, k, v, beta, g, S0)), documents)
+  seen = reach(spoiled(k, v, beta, gate=g), documents, before=before)
+  q_ok, k, v, beta, S0 = map(finite, (q, k, v, beta, S0))
+  o, S = _parallel(q_ok, k, v, beta, finite_gate(g), S0, documents)
   return spoil(o, S, seen, spoiled(q))
 
 

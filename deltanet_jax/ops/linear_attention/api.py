@@ -9,7 +9,7 @@ from deltanet_jax.ops.checks import check_chunk, check_implementation, check_inp
 from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
-from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
+from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
 
 Implementation = Literal["recurrent", "chunkwise"]
 
@@ -62,8 +62,9 @@ def linear_attention(
 def _chunkwise(q, k, v, g, S0, documents, **options):
   """In chunks, where tokens that are not finite would reach others of their chunk."""
   before = spoiled(S0[:, None])[:, 0]
-  seen = reach(spoiled(k, v, g), documents, before=before)
-  o, S = chunkwise.chunkwise(*map(finite, (q, k, v, g, S0)), documents, **options)
+  seen = reach(spoiled(k, v, gate=g), documents, before=before)
+  q_ok, k, v, S0 = map(finite, (q, k, v, S0))
+  o, S = chunkwise.chunkwise(q_ok, k, v, finite_gate(g), S0, documents, **options)
   return spoil(o, S, seen, spoiled(q))
 
 
