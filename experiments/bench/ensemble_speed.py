@@ -1,0 +1,90 @@
+"""An ensemble's gradients by `jax.vmap` beside a loop over its members, in one run.
+
+Sweeps over seeds and learning rates may run as one program; this says what that costs. Gradients
+are compared first.
+
+  python -m experiments.bench.ensemble_speed
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from flax import nnx
+from tqdm import tqdm
+
+from deltanet_jax.models import FAMILIES, build, preset
+from deltanet_jax.ops import delta_rule
+from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from deltanet_jax.ops.numerics import rel_rms
+from experiments.bench.timing import best_seconds
+from experiments.lib import app, records
+from experiments.lib.tables import table
+
+_FAMILIES = flags.DEFINE_multi_enum(
+  "family", ["deltanet", "gated-deltanet", "gla", "transformer"], FAMILIES,
+  "Tiny models to compare beside the operator; repeat the flag.",
+)  # fmt: skip
+_MEMBERS = flags.DEFINE_integer("members", 4, "Members of the ensemble.", lower_bound=2)
+_ROUNDS = flags.DEFINE_integer("rounds", 10, "Timed rounds; the best one counts.", lower_bound=1)
+
+_OPERATOR = Spec(B=1, L=2048, H=4, dk=64)
+_ROWS, _LENGTH = 4, 256  # of a model's batch
+
+
+def operator():
+  """(gradient, arguments of each member) of the delta rule."""
+  inputs = [
+    jax.tree.map(jnp.asarray, random_inputs(_OPERATOR, seed, dtype="float32"))
+    for seed in range(_MEMBERS.value)
+  ]
+  return jax.grad(lambda x: jnp.sin(delta_rule(**x)[0]).sum()), [(x,) for x in inputs]
+
+
+def model(family: str):
+  """(gradient of the loss, weights and tokens of each member)."""
+  cfg = preset(f"{family}-tiny")
+  models = [build(cfg, seed) for seed in range(_MEMBERS.value)]
+  graph = nnx.graphdef(models[0])
+  draw = np.random.default_rng(0).integers
+  tokens = jnp.asarray(draw(0, cfg.vocab, (_MEMBERS.value, _ROWS, _LENGTH + 1)), jnp.int32)
+
+  def loss(weights, tokens):
+    scores = jax.nn.log_softmax(nnx.merge(graph, weights)(tokens[:, :-1]))
+    return -jnp.take_along_axis(scores, tokens[:, 1:, None], axis=2).mean()
+
+  return jax.grad(loss), [(nnx.state(x), y) for x, y in zip(models, tokens)]
+
+
+def compare(gradient, members) -> dict:
+  """Seconds of a loop and of vmap, after their gradients were found equal."""
+  one, together = jax.jit(gradient), jax.jit(jax.vmap(gradient))
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *members)
+  got = together(*stacked)
+  for i, member in enumerate(members):
+    errors = jax.tree.map(lambda x, y: rel_rms(x[i], y), got, one(*member))
+    if not max(jax.tree.leaves(errors)) < 1e-4:
+      raise ValueError(f"the gradients of member {i} differ: {errors}")
+  runs = dict(loop=lambda: [one(*x) for x in members], vmap=lambda: together(*stacked))
+  seconds, rounds = best_seconds(runs, _ROUNDS.value, 0)
+  return dict(**seconds, ratio=seconds["vmap"] / seconds["loop"], rounds=rounds)
+
+
+def main():
+  out = records.open("ensemble_speed")
+  names = ["delta rule", *dict.fromkeys(_FAMILIES.value)]
+  keys = {name: dict(of=name, members=_MEMBERS.value) for name in names}
+  lines = []
+  for name in (bar := tqdm([x for x in names if not out.has(keys[x])], unit="ensemble")):
+    bar.set_description(name)
+    figures = compare(*(operator() if name == "delta rule" else model(name)))
+    out.write(keys[name], figures)
+    lines.append([name, *(f"{1e3 * figures[x]:.0f}" for x in ("loop", "vmap"))])
+    lines[-1].append(f"{figures['ratio']:.2f}")
+  if lines:
+    print(table(["of", "loop, ms", "vmap, ms", "ratio"], lines))
+  print(f"all rows: {out.path}; tables: python -m experiments.plots")
+
+
+if __name__ == "__main__":
+  app.run(main)
