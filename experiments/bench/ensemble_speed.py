@@ -13,7 +13,8 @@ from absl import flags
 from flax import nnx
 from tqdm import tqdm
 
-from deltanet_jax.models import FAMILIES, build, preset
+from deltanet_jax.models import build, preset
+from deltanet_jax.models.presets import FAMILIES
 from deltanet_jax.ops import delta_rule
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from deltanet_jax.ops.numerics import rel_rms
