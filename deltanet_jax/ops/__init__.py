@@ -9,11 +9,13 @@ from deltanet_jax.ops.delta_rule import (
   wy_representation,
 )
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
+from deltanet_jax.ops.long_conv import long_conv, long_conv_attention
 from deltanet_jax.ops.norms import l1_norm, l2_norm, rms_norm
 from deltanet_jax.ops.platform import compiling_for
 from deltanet_jax.ops.rope import rope
 from deltanet_jax.ops.selective_scan import selective_scan
 from deltanet_jax.ops.short_conv import short_conv
+from deltanet_jax.ops.state_space import state_space
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 __all__ = [
@@ -28,10 +30,13 @@ __all__ = [
   "l2_norm",
   "linear_attention",
   "linear_attention_step",
+  "long_conv",
+  "long_conv_attention",
   "rms_norm",
   "rope",
   "selective_scan",
   "short_conv",
+  "state_space",
   "unit_lower_inverse",
   "ut_transform",
   "wy_representation",

@@ -1,0 +1,61 @@
+"""The diagonal state space as a long convolution with its impulse response.
+
+Powers of the transition over the whole row `[d L N]` never exist: the power aC + b is that of aC by
+that of b, so that kernel, carried state and last state are products of two short lists of powers.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.dtypes import products_for
+from deltanet_jax.ops.long_conv import long_conv
+
+
+class _Powers(NamedTuple):
+  far: jax.Array  # [d n N]: exp(log_A C)^a
+  near: jax.Array  # [d C N]: exp(log_A)^b
+
+
+def _powers(log_A, L):
+  size = 1 << math.ceil(math.log2(L) / 2)
+  exponents = lambda count, step: (step * jnp.arange(count)).astype(log_A.dtype)
+  list_of = lambda exponent: jnp.exp(log_A[:, None] * exponent[None, :, None])
+  return _Powers(list_of(exponents(-(-L // size), size)), list_of(exponents(size, 1)))
+
+
+def convolve(u, log_A, B, C, S0, segment_ids):
+  """(y, S) of a whole row."""
+  # As exact as float32 inputs deserve, whatever these came as: the powers are near 1.
+  with products_for(u.dtype):
+    powers = _powers(log_A, u.shape[1])
+    kernel = _read(C * B, powers, u.shape[1]).T
+    y = long_conv(u, kernel, segment_ids=segment_ids)
+    carried = jnp.moveaxis(_read((C * jnp.exp(log_A))[None] * S0, powers, u.shape[1]), 2, 1)
+    if segment_ids is None:
+      return y + carried, _last(u, log_A, B, S0, powers)
+    documents = number_documents(segment_ids)
+    y = y + jnp.where((documents == 0)[..., None], carried, 0)
+    ends = documents[:, -1:]
+    S0 = jnp.where((ends == 0)[..., None], S0, 0)
+    return y, _last(jnp.where((documents == ends)[..., None], u, 0), log_A, B, S0, powers)
+
+
+def _read(weights, powers, L):
+  """2 Re sum_n weights_n exp(log_A_n)^t of weights `[.. d N]` for t < L, `[.. d L]`."""
+  far = weights[..., None, :] * powers.far.reshape((1,) * (weights.ndim - 2) + powers.far.shape)
+  y = 2 * jnp.einsum("...dan,dbn->...dab", far, powers.near).real
+  return y.reshape(*y.shape[:-2], -1)[..., :L]
+
+
+def _last(u, log_A, B, S0, powers):
+  """The state after the last token."""
+  batch, L, d = u.shape
+  n, size = powers.far.shape[1], powers.near.shape[1]
+  back = jnp.pad(u[:, ::-1], ((0, 0), (0, n * size - L), (0, 0))).astype(B.dtype)
+  back = jnp.moveaxis(back, 1, 2).reshape(batch, d, n, size)
+  near = jnp.einsum("Bdab,dbn->Bdan", back, powers.near)
+  return B[None] * jnp.einsum("Bdan,dan->Bdn", near, powers.far) + jnp.exp(L * log_A)[None] * S0

@@ -1,0 +1,22 @@
+"""The diagonal state space token by token: the definition."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from deltanet_jax.ops.documents import changes
+
+
+def recurrent(u, log_A, B, C, S0, segment_ids):
+  """(y, S), one token after the other; the state is emptied where a document begins."""
+  A = jnp.exp(log_A)[None]
+
+  def step(S, x):
+    u_t, begins = x
+    if begins is not None:
+      S = jnp.where(begins[:, None, None], 0, S)
+    S = A * S + B[None] * u_t.astype(S.dtype)[:, :, None]
+    return S, 2 * (C[None] * S).real.sum(axis=2)
+
+  begins = None if segment_ids is None else changes(segment_ids).T
+  S, y = lax.scan(step, S0, (jnp.moveaxis(u, 1, 0), begins))
+  return jnp.moveaxis(y, 0, 1), S
