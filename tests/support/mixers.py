@@ -30,6 +30,14 @@ CASES = {
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
+  "linear_attention": mixer_config("linear_attention")(heads=2, chunk=CHUNK),
+  "linear_attention_normalized": mixer_config("linear_attention")(
+    heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK
+  ),
+  "gated_rfa": mixer_config("gated_rfa")(heads=2, head_size=6, features=5, chunk=CHUNK),
+  "dfw": mixer_config("dfw")(heads=2, head_size=6, chunk=CHUNK),
+  "abc": mixer_config("abc")(heads=2, slots=3, chunk=CHUNK),
+  "gsa": mixer_config("gsa")(heads=2, slots=3, chunk=CHUNK),
 }
 
 
