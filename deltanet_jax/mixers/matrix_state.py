@@ -9,6 +9,8 @@ from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
 _TOKENS = ("batch", None, "mixing_heads", None)
+# One head that all others share is needed whole by every device.
+_SHARED = ("batch", None, None, None)
 _STATE = ("batch", "mixing_heads", None, None)
 _SEGMENTS = ("batch", None)
 
@@ -36,6 +38,9 @@ class MatrixStateMixer(Mixer):
 class DeltaRuleMixer(MatrixStateMixer):
   """A mixer on the delta rule; the settings have chunk, implementation, negative_eigenvalues."""
 
+  engine = "delta_rule"
+  efficient_form = "chunkwise, WY"
+  kernels = "Pallas on GPU, TPU"
   in_place = ("S",)
 
   def erasing_flops(self, C):
@@ -67,20 +72,28 @@ class DeltaRuleMixer(MatrixStateMixer):
 
 
 def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
-  """(o, S) of decayed linear attention, by each device for its own rows and heads."""
+  """(o, S) of decayed linear attention, by each device for its own rows and heads.
+
+  Args:
+    q, k: may have fewer heads than v, each for a group of its heads.
+  """
 
   def run(q, k, v, g, h, S0, segment_ids):
     form = "recurrent" if q.shape[1] == 1 else None
     options = dict(scale=scale, chunk=chunk, implementation=form)
     return linear_attention(q, k, v, g=g, h=h, S0=S0, segment_ids=segment_ids, **options)
 
-  names = (*(_TOKENS,) * 3, _TOKENS if g is None else _TOKENS[: g.ndim], _TOKENS, _STATE, _SEGMENTS)
+  keys = _SHARED if q.shape[2] == 1 else _TOKENS
+  gate = _TOKENS if g is None else _TOKENS[: g.ndim]
+  names = (keys, keys, _TOKENS, gate, _TOKENS, _STATE, _SEGMENTS)
   return locally(run, (q, k, v, g, h, S0, segment_ids), names, (_TOKENS, _STATE))
 
 
 class LinearAttentionMixer(MatrixStateMixer):
   """A mixer on decayed linear attention; the settings have chunk."""
 
+  engine = "linear_attention"
+  efficient_form = "chunkwise"
   # Whether there is a z_t, the keys decayed and summed, to divide by.
   normalized = False
 
@@ -89,6 +102,11 @@ class LinearAttentionMixer(MatrixStateMixer):
     if self.normalized:
       state["z"] = jnp.zeros((batch, self.heads, self.key_size), wide_dtype(dtype))
     return state
+
+  def flops(self, length):
+    dk, C = self.key_size, min(self.cfg.chunk, length)
+    # z is one more column of values and of S.
+    return super().flops(length) + self.normalized * 2 * self.heads * (C + 2 * dk)
 
   def run(self, q, k, v, g, segment_ids, state, *, h=None, scale=None):
     """(o, S) from "S" of the state or from nothing; the scale is dk^-1/2 if None."""

@@ -4,22 +4,19 @@ The loops are in `plain`, one file per kind. That they notice wrong constants an
 too: a changed source is run in place of the mixer's.
 """
 
-import dataclasses
 import importlib
 import inspect
 import pkgutil
-import sys
-import types
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-from deltanet_jax.mixers import MIXERS, mixer_class
+from deltanet_jax.mixers import MIXERS
 from deltanet_jax.ops.numerics import rel_rms
 from tests.mixers import plain
-from tests.support.mixers import CASES, D, make
+from tests.support.changed_mixers import make_changed
+from tests.support.mixers import CASES, make
 
 TOLERANCE = 1e-9
 PLAIN = {
@@ -55,42 +52,11 @@ def test_every_mixer_has_a_loop_of_its_own():
     ), kind
 
 
-def changed_class(kind, old, new):
-  """The mixer's class from its module's source with a change in it."""
-  original = mixer_class(kind)
-  source = inspect.getsource(sys.modules[original.__module__])
-  assert old in source, f"{old!r} is not in the source of {kind}."
-  module = types.ModuleType("changed_mixer")
-  # Decorators of the settings look their module up.
-  sys.modules[module.__name__] = module
-  try:
-    exec(compile(source.replace(old, new), "changed_mixer", "exec"), module.__dict__)
-  finally:
-    del sys.modules[module.__name__]
-  return getattr(module, original.__name__)
-
-
-def given(cfg):
-  """What the case itself sets; the rest are defaults, and those may have changed."""
-  fields = ((field, getattr(cfg, field.name)) for field in dataclasses.fields(cfg))
-  return {field.name: value for field, value in fields if value != field.default}
-
-
-def build_changed(name, old, new):
-  """The changed mixer with the weights it would be given, drawn as in `make`."""
-  changed = changed_class(CASES[name].kind, old, new)
-  cfg = changed.Config(**given(CASES[name]))
-  mixer = jax.eval_shape(lambda: changed(cfg, D, rngs=nnx.Rngs(params=0)))
-  weights, treedef = jax.tree.leaves(make(name)[0]), jax.tree.structure(mixer)
-  assert [w.shape for w in weights] == [w.shape for w in jax.tree.leaves(mixer)]
-  return jax.tree.unflatten(treedef, weights)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "old", "new"), CHANGES)
 def test_a_wrong_constant_or_sign_is_noticed(kind, old, new):
   errors = {}
   for name in (name for name, cfg in CASES.items() if cfg.kind == kind):
-    errors[name] = error(build_changed(name, old, new), make(name)[1], kind)
+    errors[name] = error(*make_changed(name, old, new), kind)
   # Some changes concern a variant of the mixer alone.
   assert max(errors.values()) > 1e4 * TOLERANCE, errors

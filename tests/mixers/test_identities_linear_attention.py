@@ -12,7 +12,7 @@ from deltanet_jax.mixers.gated_rfa import directions
 from deltanet_jax.ops import linear_attention
 from deltanet_jax.ops.numerics import rel_rms
 from tests.mixers.plain.linear_attention import plain
-from tests.support.mixers import B, L, make, make_from
+from tests.support.mixers import B, L, draw_mixer, make
 
 run = jax.jit(lambda mixer, x: mixer(x))
 
@@ -32,7 +32,7 @@ run = jax.jit(lambda mixer, x: mixer(x))
 def test_every_feature_map_is_its_formula(settings):
   cfg = mixer_config("linear_attention")(heads=2, chunk=4, **settings)
   cfg.validate()
-  mixer, x = make_from(cfg, "float64")
+  mixer, x = draw_mixer(cfg)
   assert rel_rms(run(mixer, x)[0], plain(mixer, np.asarray(x[0]))) < 1e-9
   state = jax.eval_shape(lambda: mixer.init_state(B, L, "float64"))
   assert ("z" in state) == cfg.normalize
@@ -64,7 +64,7 @@ def test_no_division_by_sums_that_may_vanish(name, feature_map):
 
 def test_random_features_are_of_a_gaussian_kernel():
   cfg = mixer_config("gated_rfa")(heads=1, head_size=8, features=20_000)
-  mixer, _ = make_from(cfg, "float64")
+  mixer, _ = draw_mixer(cfg)
   mixer.sharpness[...] = jnp.ones((1, 8))
   x = np.random.default_rng(0).standard_normal((1, 2, 1, 8)) * 1e4
   unit = (x / np.linalg.norm(x, axis=-1, keepdims=True))[0, :, 0]

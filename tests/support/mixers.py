@@ -43,11 +43,12 @@ CASES = {
 
 @functools.cache
 def make(name: str, dtype: str = "float64"):
+  """The mixer of a case, and an input."""
+  return draw_mixer(CASES[name], dtype)
+
+
+def draw_mixer(cfg, dtype: str = "float64"):
   """The mixer with weights large enough to matter, and an input."""
-  return make_from(CASES[name], dtype)
-
-
-def make_from(cfg, dtype: str):
   rng = np.random.default_rng(0)
   mixer = jax.eval_shape(lambda: build_mixer(cfg, D, rngs=nnx.Rngs(params=0)))
   # Drawn by NumPy: initialisers take seconds to compile.
