@@ -7,10 +7,15 @@ from deltanet_jax.mixers.base import Mixer
 
 # Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
 MIXERS: dict[str, str | type[Mixer]] = {
+  "abc": "deltanet_jax.mixers.slots:ABC",
   "attention": "deltanet_jax.mixers.attention:Attention",
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
+  "dfw": "deltanet_jax.mixers.dfw:DFW",
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
+  "gated_rfa": "deltanet_jax.mixers.gated_rfa:GatedRFA",
   "gla": "deltanet_jax.mixers.gla:GLA",
+  "gsa": "deltanet_jax.mixers.slots:GSA",
+  "linear_attention": "deltanet_jax.mixers.linear_attention:LinearAttention",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
 }

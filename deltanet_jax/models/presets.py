@@ -9,10 +9,14 @@ from collections.abc import Callable
 from deltanet_jax.config import MixerConfig, ModelConfig, nearest
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.dfw import DFWConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
+from deltanet_jax.mixers.gated_rfa import GatedRFAConfig
 from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
+from deltanet_jax.mixers.slots import ABCConfig, GSAConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,11 @@ class _Size:
   retnet: dict = dataclasses.field(default_factory=dict)
   gla: dict = dataclasses.field(default_factory=dict)
   mamba: dict = dataclasses.field(default_factory=dict)
+  linear_attention: dict = dataclasses.field(default_factory=dict)
+  gated_rfa: dict = dataclasses.field(default_factory=dict)
+  dfw: dict = dataclasses.field(default_factory=dict)
+  abc: dict = dataclasses.field(default_factory=dict)
+  gsa: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -39,7 +48,7 @@ class _Size:
 
 # The paper gives no shape for 3B; this one keeps its rules (head 128, MLP 8/3).
 _SIZES = {
-  "340m": _Size(dict(width=1024, depth=24), retnet=dict(heads=4)),
+  "340m": _Size(dict(width=1024, depth=24), retnet=dict(heads=4), gsa=dict(gate_temperature=4.0)),
   "1.3b": _Size(dict(width=2048, depth=24), retnet=dict(heads=8)),
   "3b": _Size(dict(width=2560, depth=36)),
   "tiny": _Size(
@@ -51,6 +60,11 @@ _SIZES = {
     retnet=dict(heads=2, chunk=16),
     gla=dict(heads=2, chunk=16),
     mamba=dict(chunk=16),
+    linear_attention=dict(heads=2, chunk=16),
+    gated_rfa=dict(head_size=32, features=16, chunk=16),
+    dfw=dict(head_size=32, chunk=16),
+    abc=dict(heads=2, slots=8, chunk=16),
+    gsa=dict(heads=2, slots=8, chunk=16),
   ),
 }
 
@@ -91,6 +105,11 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
   "mamba": _mamba,
   "mamba-noconv": lambda s: _mamba(s, conv=0),
+  "linear-attention": lambda s: s.pure(LinearAttentionConfig(**s.linear_attention)),
+  "gated-rfa": lambda s: s.pure(GatedRFAConfig(**s.gated_rfa)),
+  "dfw": lambda s: s.pure(DFWConfig(**s.dfw)),
+  "abc": lambda s: s.pure(ABCConfig(**s.abc)),
+  "gsa": lambda s: s.pure(GSAConfig(**s.gsa)),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.

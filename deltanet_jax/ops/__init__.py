@@ -9,6 +9,7 @@ from deltanet_jax.ops.delta_rule import (
   wy_representation,
 )
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
+from deltanet_jax.ops.logcumsumexp import logcumsumexp
 from deltanet_jax.ops.long_conv import long_conv, long_conv_attention
 from deltanet_jax.ops.norms import l1_norm, l2_norm, rms_norm
 from deltanet_jax.ops.platform import compiling_for
@@ -30,6 +31,7 @@ __all__ = [
   "l2_norm",
   "linear_attention",
   "linear_attention_step",
+  "logcumsumexp",
   "long_conv",
   "long_conv_attention",
   "rms_norm",

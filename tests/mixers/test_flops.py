@@ -37,7 +37,11 @@ def weights(mixer):
 
 def gate_sums(mixer):
   """Log decays are summed by two products with a triangle, which is no work of the recurrence."""
-  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size}
+  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size, "gated_rfa": 1}
+  if mixer.cfg.kind == "dfw":
+    channels["dfw"] = mixer.key_size + mixer.value_size
+  if mixer.cfg.kind in ("abc", "gsa"):
+    channels[mixer.cfg.kind] = 2 * mixer.cfg.slots  # in both passes
   return 2 * mixer.heads * 2 * CHUNK * channels.get(mixer.cfg.kind, 0)
 
 
@@ -82,7 +86,7 @@ def of_scan(mixer):
   return cost["flops"] + cost["transcendentals"], mixer.flops(1)
 
 
-COUNTS = {"attention": of_cache, "mamba": of_scan}
+COUNTS = {"attention": of_cache, "mamba": of_scan, "abc": of_chunks, "gsa": of_chunks}
 
 
 def count(mixer, kind):
