@@ -8,9 +8,12 @@ from deltanet_jax.mixers.base import Mixer
 # Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
 MIXERS: dict[str, str | type[Mixer]] = {
   "attention": "deltanet_jax.mixers.attention:Attention",
+  "block_deltanet": "deltanet_jax.mixers.block_deltanet:BlockDeltaNet",
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
+  "deltaproduct": "deltanet_jax.mixers.deltaproduct:DeltaProduct",
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
   "gla": "deltanet_jax.mixers.gla:GLA",
+  "kda": "deltanet_jax.mixers.kda:KDA",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
 }

@@ -61,7 +61,8 @@ class DeltaRuleMixer(MatrixStateMixer):
       )
 
     S0 = None if state is None else slot.read(state["S"])
-    names = (*(_TOKENS,) * 3, _TOKENS[:3], _TOKENS[:3], _STATE, _SEGMENTS)
+    gate = _TOKENS[: 3 if g is None else g.ndim]
+    names = (*(_TOKENS,) * 3, _TOKENS[:3], gate, _STATE, _SEGMENTS)
     o, S = locally(rule, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
     return o, S if state is None else slot.write(state["S"], S)
 

@@ -22,6 +22,9 @@ CASES = {
     activation="relu", negative_eigenvalues=True, **_SMALL
   ),
   "gated_deltanet": mixer_config("gated_deltanet")(**_SMALL),
+  "kda": mixer_config("kda")(gate_rank=3, negative_eigenvalues=True, **_SMALL),
+  "deltaproduct": mixer_config("deltaproduct")(steps=3, **_SMALL),
+  "block_deltanet": mixer_config("block_deltanet")(block_size=4, **_SMALL),
   "attention": mixer_config("attention")(head_size=8),
   "window": mixer_config("attention")(head_size=4, window=3),
   "window_grouped": mixer_config("attention")(head_size=4, kv_heads=2, window=2 * L),
