@@ -89,5 +89,5 @@ class Mamba(Mixer):
     return self.out(y.astype(x.dtype) * jax.nn.silu(z)), None if state is None else new
 
   def flops(self, length):
-    # Decay, input, recurrence and read-out per channel and state.
-    return 9 * self.channels * self.cfg.state_size
+    # Per state: two for its decay, one for its input, two each to go on and to be read.
+    return self.channels * (7 * self.cfg.state_size + 3)
