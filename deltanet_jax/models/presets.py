@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 from deltanet_jax.config import MixerConfig, ModelConfig, nearest
 from deltanet_jax.mixers.attention import AttentionConfig
+from deltanet_jax.mixers.block_deltanet import BlockDeltaNetConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.deltaproduct import DeltaProductConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.kda import KDAConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 
@@ -23,7 +26,9 @@ class _Size:
   window: int = 2048
   attention: dict = dataclasses.field(default_factory=dict)
   deltanet: dict = dataclasses.field(default_factory=dict)
-  gated_deltanet: dict = dataclasses.field(default_factory=dict)
+  gated_deltanet: dict = dataclasses.field(default_factory=dict)  # and DeltaProduct
+  kda: dict = dataclasses.field(default_factory=dict)
+  block_deltanet: dict = dataclasses.field(default_factory=dict)
   retnet: dict = dataclasses.field(default_factory=dict)
   gla: dict = dataclasses.field(default_factory=dict)
   mamba: dict = dataclasses.field(default_factory=dict)
@@ -48,6 +53,8 @@ _SIZES = {
     attention=dict(head_size=16),
     deltanet=dict(key_size=32, value_size=32, chunk=16),
     gated_deltanet=dict(key_size=16, value_size=32, chunk=16),
+    kda=dict(key_size=32, value_size=32, chunk=16),
+    block_deltanet=dict(key_size=32, block_size=16, value_size=32, chunk=16),
     retnet=dict(heads=2, chunk=16),
     gla=dict(heads=2, chunk=16),
     mamba=dict(chunk=16),
@@ -86,6 +93,9 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "gated-deltanet": lambda s: s.pure(
     GatedDeltaNetConfig(**s.gated_deltanet), depth=min(s.depth, 21)
   ),
+  "deltaproduct": lambda s: s.pure(DeltaProductConfig(**s.gated_deltanet), depth=min(s.depth, 21)),
+  "kda": lambda s: s.pure(KDAConfig(**s.kda)),
+  "block-deltanet": lambda s: s.pure(BlockDeltaNetConfig(**s.block_deltanet)),
   "retnet": lambda s: s.pure(RetNetConfig(**s.retnet), mlp_ratio=2.0),
   "gla": lambda s: s.pure(GLAConfig(**s.gla)),
   "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
@@ -98,7 +108,7 @@ PRESETS: tuple[str, ...] = tuple(
   f"{family}-{size}"
   for size in _SIZES
   for family in _FAMILIES
-  if size != "3b" or family.startswith("deltanet")
+  if size != "3b" or family.split("-")[0] == "deltanet"
 )
 
 

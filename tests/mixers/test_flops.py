@@ -37,7 +37,8 @@ def weights(mixer):
 
 def gate_sums(mixer):
   """Log decays are summed by two products with a triangle, which is no work of the recurrence."""
-  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size}
+  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size, "kda": mixer.key_size}
+  channels |= {"deltaproduct": getattr(mixer.cfg, "steps", 1)}
   return 2 * mixer.heads * 2 * CHUNK * channels.get(mixer.cfg.kind, 0)
 
 
@@ -51,7 +52,9 @@ def of_chunks(mixer):
   if isinstance(mixer, DeltaRuleMixer):
     # The inverse of blocks up to 16 is by whole products under masks; see the test below.
     inverse = products(unit_lower_inverse, shape(1, CHUNK, CHUNK))
-    counted += mixer.heads * (2 * CHUNK**3 / 3 - inverse) / CHUNK
+    # Inverses per token: each head's, of all its blocks and steps.
+    inverses = mixer.heads * getattr(mixer, "blocks", 1) * getattr(mixer.cfg, "steps", 1)
+    counted += inverses * (2 * CHUNK**3 / 3 - inverse) / CHUNK
   return counted, mixer.flops(length)
 
 

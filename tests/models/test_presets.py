@@ -24,6 +24,19 @@ def gated_deltanet(d, H):
   return d * (2 * 256 * H + 3 * 512 * H + 2 * H) + 2 * H + 4 * (2 * 256 + 512) * H + 512
 
 
+def deltaproduct(d, H, n):
+  return gated_deltanet(d, H) + (n - 1) * H * ((256 + 512) * (d + 4) + d)
+
+
+def kda(d):
+  H = d // 128
+  return 4 * d * d + d * H + 12 * d + 2 * 2 * 128 * d + H + 2 * d + 128
+
+
+def block_deltanet(d):
+  return 4 * d * d + d * (d // 512) + 12 * d + 512
+
+
 def gla(d, conv=0):
   return 4 * d * d + d * 16 + 16 * d // 2 + d // 2 + d // 4 + conv * 2 * d
 
@@ -44,6 +57,9 @@ SIZES = {
   "mamba-340m": (model(1024, 48, mamba(1024), 0), 385.6),
   "mamba-noconv-340m": (model(1024, 48, mamba(1024, 0), 0), None),
   "gated-deltanet-340m": (model(1024, 21, gated_deltanet(1024, 3), 2816), 379.8),
+  "deltaproduct-340m": (model(1024, 21, deltaproduct(1024, 3, 2), 2816), None),
+  "kda-340m": (model(1024, 24, kda(1024), 2816), 387.0),
+  "block-deltanet-340m": (model(1024, 24, block_deltanet(1024), 2816), None),
   "transformer-1.3b": (model(2048, 24, 4 * 2048**2, 5632), 1364.3),
   "deltanet-1.3b": (1_365_677_056, 1365.7),
   "deltanet-noconv-1.3b": (model(2048, 24, deltanet(2048, 0), 5632), None),
@@ -53,6 +69,9 @@ SIZES = {
   "mamba-1.3b": (model(2048, 48, mamba(2048), 0), 1400.3),
   "mamba-noconv-1.3b": (model(2048, 48, mamba(2048, 0), 0), None),
   "gated-deltanet-1.3b": (model(2048, 21, gated_deltanet(2048, 6), 5632), 1387.3),
+  "deltaproduct-1.3b": (model(2048, 21, deltaproduct(2048, 6, 2), 5632), 1586.2),
+  "kda-1.3b": (model(2048, 24, kda(2048), 5632), 1390.9),
+  "block-deltanet-1.3b": (model(2048, 24, block_deltanet(2048), 5632), None),
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
@@ -99,6 +118,12 @@ EXPANSION = {
   "deltanet-340m": (128, 131_072 + 9_216),
   "deltanet-1.3b": (128, 262_144 + 18_432),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
+  "deltaproduct-340m": (384, 393_216 + 3 * (3 * 768 + 2 * 1_536)),
+  "deltaproduct-1.3b": (384, 786_432 + 3 * (3 * 1_536 + 2 * 3_072)),
+  "kda-340m": (128, 131_072 + 9_216),
+  "kda-1.3b": (128, 262_144 + 18_432),
+  "block-deltanet-340m": (512, 4 * 131_072 + 9_216),
+  "block-deltanet-1.3b": (512, 4 * 262_144 + 18_432),
 }
 
 

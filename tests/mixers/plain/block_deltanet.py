@@ -1,8 +1,8 @@
-"""DeltaNet with block-diagonal transitions token by token, the transition as one whole matrix."""
+"""S_t = blockdiag_i(I - beta_t k_ti k_ti^T) S_{t-1} + beta_t k_t v_t^T, the transition in full."""
 
 import numpy as np
 
-from tests.support.plain_deltanet import conv, rms_norm, sigmoid, silu
+from tests.mixers.plain import head_output, heads, l2_norm, linear, short_conv, sigmoid, silu
 
 CHANGES = [
   ("l2_norm(y, size)", "l2_norm(y, m * size)"),
@@ -13,27 +13,19 @@ CHANGES = [
 
 
 def plain(mixer, x):
-  cfg, H, dk, dv = mixer.cfg, mixer.heads, mixer.key_size, mixer.value_size
-  L, size = len(x), cfg.block_size
-  w = lambda p: np.asarray(p[...], np.float64)
-  heads = {}
-  for name in "qkv":
-    y = x @ w(getattr(mixer.qkv, name).kernel)
-    y = conv(y, w(getattr(mixer.qkv, f"{name}_conv").kernel).T[:, None])
-    heads[name] = silu(y).reshape(L, H, -1)
-
-  def norm(y):
-    blocks = y.reshape(L, H, -1, size)
-    return (blocks / np.sqrt((blocks**2).sum(axis=-1, keepdims=True) + 1e-6)).reshape(L, H, dk)
-
-  q, k, v = norm(heads["q"]) / np.sqrt(dk), norm(heads["k"]), heads["v"]
-  beta = sigmoid(x @ w(mixer.beta.kernel)) * (2 if cfg.negative_eigenvalues else 1)
+  H, dk, size = mixer.heads, mixer.key_size, mixer.cfg.block_size
+  convolved = lambda name: short_conv(
+    getattr(mixer.qkv, f"{name}_conv"), linear(getattr(mixer.qkv, name), x)
+  )
+  q, k, v = (heads(silu(convolved(name)), H) for name in "qkv")
+  q, k = (l2_norm(y.reshape(len(x), H, -1, size)).reshape(y.shape) for y in (q, k))
+  beta = sigmoid(linear(mixer.beta, x))
   block = np.arange(dk) // size
-  o = np.zeros((L, H, dv))
-  for h in range(H):
-    S = np.zeros((dk, dv))
-    for t in range(L):
-      outer = np.outer(k[t, h], k[t, h]) * (block[:, None] == block)
-      S = (np.eye(dk) - beta[t, h] * outer) @ S + beta[t, h] * np.outer(k[t, h], v[t, h])
-      o[t, h] = rms_norm(q[t, h] @ S, w(mixer.output.norm.scale), mixer.output.norm.eps)
-  return o.reshape(L, -1) @ w(mixer.output.out.kernel)
+  S = np.zeros((H, dk, v.shape[-1]))
+  o = np.zeros_like(v)
+  for t in range(len(x)):
+    for h in range(H):
+      erased = np.outer(k[t, h], k[t, h]) * (block[:, None] == block)
+      S[h] = (np.eye(dk) - beta[t, h] * erased) @ S[h] + beta[t, h] * np.outer(k[t, h], v[t, h])
+      o[t, h] = q[t, h] @ S[h] / np.sqrt(dk)
+  return head_output(mixer.output, o, x)
