@@ -8,6 +8,7 @@ from deltanet_jax.ops.delta_rule import (
   ut_transform,
   wy_representation,
 )
+from deltanet_jax.ops.dplr import dplr, dplr_step
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
 from deltanet_jax.ops.norms import l1_norm, l2_norm, rms_norm
 from deltanet_jax.ops.platform import compiling_for
@@ -23,6 +24,8 @@ __all__ = [
   "delta_rule",
   "delta_rule_attention",
   "delta_rule_step",
+  "dplr",
+  "dplr_step",
   "init_cache",
   "l1_norm",
   "l2_norm",
