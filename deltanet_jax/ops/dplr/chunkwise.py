@@ -20,8 +20,8 @@ from deltanet_jax.ops.triangular import unit_lower_inverse
 
 # Tokens, and on a CPU sequences, times head size that are worked on together: their intermediates
 # stay in its cache. Elsewhere all sequences are one group.
-_BLOCK = 2**13
-_GROUP = 2**8
+_BLOCK = 2**12
+_GROUP = 2**7
 
 
 class _Sizes(NamedTuple):
