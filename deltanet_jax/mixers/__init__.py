@@ -12,6 +12,7 @@ MIXERS: dict[str, str | type[Mixer]] = {
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
   "gla": "deltanet_jax.mixers.gla:GLA",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
+  "mamba2": "deltanet_jax.mixers.mamba2:Mamba2",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
 }
 

@@ -9,6 +9,8 @@ from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
 _TOKENS = ("batch", None, "mixing_heads", None)
+# One head that all others share is needed whole by every device.
+_SHARED = ("batch", None, None, None)
 _STATE = ("batch", "mixing_heads", None, None)
 _SEGMENTS = ("batch", None)
 
@@ -69,14 +71,21 @@ class DeltaRuleMixer(MatrixStateMixer):
 class LinearAttentionMixer(MatrixStateMixer):
   """A mixer on decayed linear attention; the settings have chunk."""
 
-  def run(self, q, k, v, g, segment_ids, state):
-    """(o, S) from "S" of the state or from nothing."""
+  def run(self, q, k, v, g, segment_ids, state, *, scale=None):
+    """(o, S) from "S" of the state or from nothing.
+
+    Args:
+      q, k: may have fewer heads than v, each for a group of its heads.
+      scale: of the queries, dk^-1/2 if None.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def attend(q, k, v, g, S0, segment_ids):
       form = "recurrent" if q.shape[1] == 1 else None
-      options = dict(scale=q.shape[-1] ** -0.5, chunk=self.cfg.chunk, implementation=form)
+      options = dict(scale=scale, chunk=self.cfg.chunk, implementation=form)
       return linear_attention(q, k, v, g=g, S0=S0, segment_ids=segment_ids, **options)
 
     S0 = None if state is None else state["S"]
-    names = (*(_TOKENS,) * 3, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
+    keys = _SHARED if q.shape[2] == 1 else _TOKENS
+    names = (keys, keys, _TOKENS, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
     return locally(attend, (q, k, v, g, S0, segment_ids), names, (_TOKENS, _STATE))

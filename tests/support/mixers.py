@@ -30,6 +30,10 @@ CASES = {
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
+  "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, chunk=CHUNK),
+  "mamba2_groups": mixer_config("mamba2")(
+    head_size=8, state_size=4, groups=2, chunk=CHUNK, conv=0
+  ),
 }
 
 
