@@ -31,9 +31,11 @@ CASES = {
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
   "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, chunk=CHUNK),
-  "mamba2_groups": mixer_config("mamba2")(
-    head_size=8, state_size=4, groups=2, chunk=CHUNK, conv=0
-  ),
+  "mamba2_groups": mixer_config("mamba2")(head_size=8, state_size=4, groups=2, chunk=CHUNK, conv=0),
+  "mlstm": mixer_config("mlstm")(heads=2, chunk=CHUNK),
+  "hgrn2": mixer_config("hgrn2")(key_size=8, chunk=CHUNK, conv=4),
+  "rwkv4": mixer_config("rwkv4")(chunk=CHUNK),
+  "rwkv6": mixer_config("rwkv6")(head_size=8, shift_rank=4, decay_rank=4, chunk=CHUNK),
 }
 
 
