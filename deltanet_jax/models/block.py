@@ -18,20 +18,22 @@ def make_norm(cfg: ModelConfig) -> RMSNorm | LayerNorm:
   return norm(cfg.width, "embed", eps=cfg.norm_eps)
 
 
+def _make_mlp(cfg: ModelConfig, layer: Layer, rngs) -> SwiGLU | ChannelMix:
+  sizes, options = (cfg.width, cfg.mlp_width), dict(std=cfg.init_std, rngs=rngs)
+  if cfg.mlp == "swiglu":
+    return SwiGLU(*sizes, **options)
+  return ChannelMix(*sizes, cfg.mlp, layer, **options)
+
+
 class Block(nnx.Module):
   """x += mixer(norm(x)); x += mlp(norm(x)), the second only if the model has an MLP."""
 
   def __init__(self, cfg: ModelConfig, name: str, layer: Layer, *, rngs):
-    std, inner = cfg.init_std, cfg.mlp_width
-    options = dict(layer=layer, eps=cfg.norm_eps, std=std, rngs=rngs)
+    options = dict(layer=layer, eps=cfg.norm_eps, std=cfg.init_std, rngs=rngs)
     self.mixer_norm = make_norm(cfg)
     self.mixer = build_mixer(cfg.mixers[name], cfg.width, **options)
-    self.mlp_norm = make_norm(cfg) if inner else None
-    self.mlp = None
-    if inner and cfg.mlp == "swiglu":
-      self.mlp = SwiGLU(cfg.width, inner, std=std, rngs=rngs)
-    elif inner:
-      self.mlp = ChannelMix(cfg.width, inner, cfg.mlp, layer, std=std, rngs=rngs)
+    self.mlp_norm = make_norm(cfg) if cfg.mlp_width else None
+    self.mlp = _make_mlp(cfg, layer, rngs) if cfg.mlp_width else None
 
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
     """What mixer and MLP remember; None for an MLP that looks at single tokens."""

@@ -93,7 +93,7 @@ def _mamba(size: _Size, **changes) -> ModelConfig:
 
 
 def _rwkv(size: _Size, mixer: MixerConfig, mlp_ratio: float) -> ModelConfig:
-  """With the channel mix of its version in place of the MLP, LayerNorms, one after the embedding."""
+  """Its own channel mix in place of the MLP; LayerNorms, one of them after the embedding."""
   norms = dict(norm="layer", embedding_norm=True, norm_eps=1e-5)
   return size.pure(mixer, mlp=mixer.kind, mlp_ratio=mlp_ratio, **norms)
 
