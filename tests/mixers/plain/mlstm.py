@@ -34,6 +34,6 @@ CHANGES = [
   ("log_f + before - m", "log_f + m - before"),
   ("jnp.exp(-m)[..., None]", "jnp.exp(m)[..., None]"),
   ("gate_cap: float = 15.0", "gate_cap: float = 14.0"),
-  ("jnp.maximum(jnp.abs(n)", "jnp.maximum(n"),
+  ("jax.nn.log_sigmoid(capped", "jnp.negative(capped"),
   ("jax.nn.sigmoid(self.gate(x))", "jax.nn.silu(self.gate(x))"),
 ]

@@ -30,7 +30,7 @@ def plain(mixer, x):
 
 
 CHANGES = [
-  ("eps=64e-5", "eps=1e-5"),
+  ("eps=64e-5", "eps=64e-3"),
   ("scale=1.0)\n", "scale=None)\n"),
   ("o = o + own", "o = o - own"),
   ("return -jnp.exp(", "return -0.5 * jnp.exp("),
