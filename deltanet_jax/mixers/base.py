@@ -32,6 +32,13 @@ class Mixer(nnx.Module, abc.ABC):
   # As the paper's table of linear transformers writes them.
   recurrence: ClassVar[str]
   readout: ClassVar[str]
+  # The operator it runs on, how that computes a whole sequence, and what runs it on accelerators.
+  engine: ClassVar[str]
+  efficient_form: ClassVar[str]
+  kernels: ClassVar[str] = "plain XLA"
+  # What is kept for decoding: a "state" of one size, a "cache" of keys and values, or the "history"
+  # of inputs.
+  decode: ClassVar[str] = "state"
   # Entries of the state that `mix` may be given as a `Slot`, and then returns as one.
   in_place: ClassVar[tuple[str, ...]] = ()
   # Whether initial weights depend on the layer; the constructor then takes `layer`, a `Layer`.

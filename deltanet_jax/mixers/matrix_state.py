@@ -38,6 +38,9 @@ class MatrixStateMixer(Mixer):
 class DeltaRuleMixer(MatrixStateMixer):
   """A mixer on the delta rule; the settings have chunk, implementation, negative_eigenvalues."""
 
+  engine = "delta_rule"
+  efficient_form = "chunkwise, WY"
+  kernels = "Pallas on GPU, TPU"
   in_place = ("S",)
 
   def erasing_flops(self, C):
@@ -70,6 +73,9 @@ class DeltaRuleMixer(MatrixStateMixer):
 
 class LinearAttentionMixer(MatrixStateMixer):
   """A mixer on decayed linear attention; the settings have chunk."""
+
+  engine = "linear_attention"
+  efficient_form = "chunkwise"
 
   def run(self, q, k, v, g, segment_ids, state, *, scale=None):
     """(o, S) from "S" of the state or from nothing.

@@ -1,0 +1,30 @@
+"""o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(d)) v_j, rotary positions."""
+
+import numpy as np
+
+from tests.mixers.plain import heads, linear, rope
+
+CHANGES = [
+  ("rope_base: float = 10000.0", "rope_base: float = 20000.0"),
+  ("q, k = rope(q, position, self.cfg.rope_base), rope(k", "q, k = q, rope(k"),
+  ("rope(q, position, self", "rope(q, -position, self"),
+  ("causal_attention(q, k, v, window=window", "causal_attention(q, k, v, window=3"),
+  ("causal_attention(q, k, v", "causal_attention(2 * q, k, v"),
+  ("causal_attention(q, k, v", "causal_attention(q, v, k"),
+]
+
+
+def plain(mixer, x):
+  H, window = mixer.heads, mixer.cfg.window
+  q = rope(heads(linear(mixer.q, x), H))
+  k = rope(heads(linear(mixer.k, x), mixer.kv_heads))
+  v = heads(linear(mixer.v, x), mixer.kv_heads)
+  o = np.zeros_like(q)
+  for t in range(len(x)):
+    first = 0 if window is None else max(0, t - window + 1)
+    for h in range(H):
+      of = h * mixer.kv_heads // H
+      scores = k[first : t + 1, of] @ q[t, h] / np.sqrt(q.shape[-1])
+      weights = np.exp(scores - scores.max())
+      o[t, h] = weights @ v[first : t + 1, of] / weights.sum()
+  return linear(mixer.out, o.reshape(len(x), -1))
