@@ -7,11 +7,16 @@ from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
 
 # Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
 MIXERS: dict[str, str | type[Mixer]] = {
+  "abc": "deltanet_jax.mixers.slots:ABC",
   "attention": "deltanet_jax.mixers.attention:Attention",
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
+  "dfw": "deltanet_jax.mixers.dfw:DFW",
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
-  "hgrn2": "deltanet_jax.mixers.hgrn2:HGRN2",
+  "gated_rfa": "deltanet_jax.mixers.gated_rfa:GatedRFA",
   "gla": "deltanet_jax.mixers.gla:GLA",
+  "gsa": "deltanet_jax.mixers.slots:GSA",
+  "hgrn2": "deltanet_jax.mixers.hgrn2:HGRN2",
+  "linear_attention": "deltanet_jax.mixers.linear_attention:LinearAttention",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
   "mamba2": "deltanet_jax.mixers.mamba2:Mamba2",
   "mlstm": "deltanet_jax.mixers.mlstm:MLSTM",

@@ -71,27 +71,50 @@ class DeltaRuleMixer(MatrixStateMixer):
     return o, S if state is None else slot.write(state["S"], S)
 
 
+def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
+  """(o, S) of decayed linear attention, by each device for its own rows and heads.
+
+  Args:
+    q, k: may have fewer heads than v, each for a group of its heads.
+  """
+
+  def run(q, k, v, g, h, S0, segment_ids):
+    form = "recurrent" if q.shape[1] == 1 else None
+    options = dict(scale=scale, chunk=chunk, implementation=form)
+    return linear_attention(q, k, v, g=g, h=h, S0=S0, segment_ids=segment_ids, **options)
+
+  keys = _SHARED if q.shape[2] == 1 else _TOKENS
+  gate = _TOKENS if g is None else _TOKENS[: g.ndim]
+  names = (keys, keys, _TOKENS, gate, _TOKENS, _STATE, _SEGMENTS)
+  return locally(run, (q, k, v, g, h, S0, segment_ids), names, (_TOKENS, _STATE))
+
+
 class LinearAttentionMixer(MatrixStateMixer):
   """A mixer on decayed linear attention; the settings have chunk."""
 
   engine = "linear_attention"
   efficient_form = "chunkwise"
+  # Whether there is a z_t, the keys decayed and summed, to divide by.
+  normalized = False
 
-  def run(self, q, k, v, g, segment_ids, state, *, scale=None):
-    """(o, S) from "S" of the state or from nothing.
+  def init_state(self, batch, max_length, dtype):
+    state = super().init_state(batch, max_length, dtype)
+    if self.normalized:
+      state["z"] = jnp.zeros((batch, self.heads, self.key_size), wide_dtype(dtype))
+    return state
 
-    Args:
-      q, k: may have fewer heads than v, each for a group of its heads.
-      scale: of the queries, dk^-1/2 if None.
-    """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-
-    def attend(q, k, v, g, S0, segment_ids):
-      form = "recurrent" if q.shape[1] == 1 else None
-      options = dict(scale=scale, chunk=self.cfg.chunk, implementation=form)
-      return linear_attention(q, k, v, g=g, S0=S0, segment_ids=segment_ids, **options)
-
+  def run(self, q, k, v, g, segment_ids, state, *, h=None, scale=None):
+    """(o, S) from "S" of the state or from nothing; the scale is dk^-1/2 if None."""
     S0 = None if state is None else state["S"]
-    keys = _SHARED if q.shape[2] == 1 else _TOKENS
-    names = (keys, keys, _TOKENS, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
-    return locally(attend, (q, k, v, g, S0, segment_ids), names, (_TOKENS, _STATE))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return attend(q, k, v, S0, segment_ids, g=g, h=h, scale=scale, chunk=self.cfg.chunk)
+
+  def run_normalized(self, q, k, v, g, segment_ids, state, *, scale=None):
+    """(scale q_t S_t, scale q_t z_t, state): in it S and z, or None without one."""
+    # z is the column of S that a value of 1 fills: one pass for both.
+    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+    if state is not None:
+      state = dict(S=jnp.concatenate([state["S"], state["z"][..., None]], axis=-1))
+    o, S = self.run(q, k, v, g, segment_ids, state, scale=scale)
+    o = o.astype(wide_dtype(o.dtype))
+    return o[..., :-1], o[..., -1:], None if state is None else dict(S=S[..., :-1], z=S[..., -1])

@@ -40,6 +40,7 @@ class MLSTM(LinearAttentionMixer):
   Config = MLSTMConfig
   recurrence = "S_t = f_t S_{t-1} + i_t v_t k_tᵀ, z_t = f_t z_{t-1} + i_t k_t"
   readout = "o_t = S_t q_t / max{1, |z_tᵀ q_t|}"
+  normalized = True
 
   def __init__(self, cfg: MLSTMConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg
@@ -57,10 +58,8 @@ class MLSTM(LinearAttentionMixer):
     self.out = Linear((H * dv, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    wide = wide_dtype(dtype)
-    z = jnp.zeros((batch, self.heads, self.key_size), wide)
-    m = jnp.zeros((batch, self.heads), wide)
-    return super().init_state(batch, max_length, dtype) | dict(z=z, m=m)
+    m = jnp.zeros((batch, self.heads), wide_dtype(dtype))
+    return super().init_state(batch, max_length, dtype) | dict(m=m)
 
   def mix(self, x, segment_ids, state):
     wide, H = wide_dtype(x.dtype), self.heads
@@ -76,17 +75,12 @@ class MLSTM(LinearAttentionMixer):
     m0 = jnp.zeros_like(log_i[:, 0]) if state is None else state["m"]
     before, m = running_max(log_f, log_i, m0, segment_ids)
     k = (jnp.exp(log_i - m)[..., None] * k.astype(wide)).astype(x.dtype)
-    # The normaliser is one more column of the values; rounding may leave a decay above 1.
-    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+    # Rounding may leave a decay above 1.
     g = jnp.minimum(log_f + before - m, 0)
-    if state is not None:
-      state = dict(S=jnp.concatenate([state["S"], state["z"][..., None]], axis=-1))
-    y, S = self.run(q, k, v, g, segment_ids, state)
-    y, n = y[..., :-1], y[..., -1:].astype(wide)
+    o, n, state = self.run_normalized(q, k, v, g, segment_ids, state)
     n = jnp.maximum(jnp.abs(n), jnp.exp(-m)[..., None]) + 1e-6
-    o = self.norm((y.astype(wide) / n).astype(x.dtype))
-    y = self.out(jax.nn.sigmoid(self.gate(x)) * o)
-    return y, None if state is None else dict(S=S[..., :-1], z=S[..., -1], m=m[:, -1])
+    y = self.out(jax.nn.sigmoid(self.gate(x)) * self.norm((o / n).astype(x.dtype)))
+    return y, None if state is None else state | dict(m=m[:, -1])
 
 
 def running_max(log_f, log_i, m0, segment_ids):

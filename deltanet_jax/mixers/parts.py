@@ -103,8 +103,9 @@ def merge_heads(x: Float[Array, "B L H dh"]) -> Float[Array, "B L d"]:
 class QKV(nnx.Module):
   """Projections to q, k and v, each followed by a short convolution if `conv` > 0."""
 
-  def __init__(self, width, key_width, value_width, conv, *, std, rngs):
-    make = lambda size: Linear((width, size), ("embed", "heads"), std=std, rngs=rngs)
+  def __init__(self, width, key_width, value_width, conv, *, std, rngs, bias=False):
+    into = dict(axes=("embed", "heads"), std=std, rngs=rngs, bias=bias)
+    make = lambda size: Linear((width, size), **into)
     self.q, self.k, self.v = make(key_width), make(key_width), make(value_width)
     make = lambda size: ShortConv(conv, size, "heads", std=std, rngs=rngs)
     self.q_conv = make(key_width) if conv else None

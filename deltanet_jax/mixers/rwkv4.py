@@ -35,6 +35,8 @@ class RWKV4(Mixer):
   # Not in the paper's table, so in its notation: α = e^w, one number per channel.
   recurrence = "s_t = α ⊙ s_{t-1} + exp(k_t) ⊙ v_t, z_t = α ⊙ z_{t-1} + exp(k_t)"
   readout = "o_t = σ(q_t) ⊙ (s_{t-1} + exp(d + k_t) ⊙ v_t) / (z_{t-1} + exp(d + k_t))"
+  engine = "log_max_scan"
+  efficient_form = "associative scan in chunks"
   by_layer = True
 
   def __init__(

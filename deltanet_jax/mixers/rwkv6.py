@@ -38,6 +38,7 @@ class RWKV6(LinearAttentionMixer):
   Config = RWKV6Config
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = (S_{t-1} + (d ⊙ v_t) k_tᵀ) q_t"
+  efficient_form = "chunkwise, two levels"
   by_layer = True
 
   def __init__(

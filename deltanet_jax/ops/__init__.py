@@ -10,6 +10,7 @@ from deltanet_jax.ops.delta_rule import (
 )
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
 from deltanet_jax.ops.log_max_scan import empty_log_max_state, log_max_scan
+from deltanet_jax.ops.logcumsumexp import logcumsumexp
 from deltanet_jax.ops.norms import l1_norm, l2_norm, layer_norm, rms_norm
 from deltanet_jax.ops.platform import compiling_for
 from deltanet_jax.ops.rope import rope
@@ -33,6 +34,7 @@ __all__ = [
   "linear_attention",
   "linear_attention_step",
   "log_max_scan",
+  "logcumsumexp",
   "rms_norm",
   "rope",
   "selective_scan",

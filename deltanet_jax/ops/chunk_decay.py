@@ -23,7 +23,8 @@ _SUB_CHUNK = 16
 class Decay(NamedTuple):
   """What is left of a row, or of the carried state, further on in one chunk; factors in [0, 1].
 
-  The trailing axis is 1 for a decay per head and dk for one per key channel.
+  The trailing axis is 1 for a decay per head and dk for one per key channel; dv where it is the
+  value channels that decay.
   """
 
   into: jax.Array  # [C ·]: of the carried state when it reaches row i
@@ -128,6 +129,20 @@ def _vector_scores(F, K, decay):
     keys = whole(Ks) * to_pivot * jnp.asarray(earlier, F.dtype)
     G = G + jnp.einsum("xnid,njd->xnij", F * from_pivot[None], keys)
   return G.reshape(X, n * c, n * c)[:, :C, :C]
+
+
+def read(P, V, decay: Decay | None):
+  """sum_j P_ij V_jc exp(b_ic - b_jc): values `[C dv]` that decay per channel, read by scores.
+
+  Args:
+    P: `[X C C]`, zero above the diagonal.
+  """
+  if decay is None:
+    return jnp.einsum("xij,jd->xid", P, V)
+  # The transpose of `scores` in F, which has the same factors, none of them above 1.
+  F = jax.ShapeDtypeStruct((P.shape[0], *V.shape), V.dtype)
+  (O,) = jax.linear_transpose(lambda F: scores(F, V, decay, jnp.ones_like(P)), F)(P)
+  return O
 
 
 def score_gradients(g, F, K, decay: Decay | None, G, E, dF_S, dK_S, carried):

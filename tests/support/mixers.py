@@ -30,12 +30,19 @@ CASES = {
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
-  "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, chunk=CHUNK),
-  "mamba2_groups": mixer_config("mamba2")(head_size=8, state_size=4, groups=2, chunk=CHUNK, conv=0),
+  "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, groups=2, chunk=CHUNK),
   "mlstm": mixer_config("mlstm")(heads=2, chunk=CHUNK),
   "hgrn2": mixer_config("hgrn2")(key_size=8, chunk=CHUNK, conv=4),
   "rwkv4": mixer_config("rwkv4")(chunk=CHUNK),
   "rwkv6": mixer_config("rwkv6")(head_size=8, shift_rank=4, decay_rank=4, chunk=CHUNK),
+  "linear_attention": mixer_config("linear_attention")(heads=2, chunk=CHUNK),
+  "linear_attention_normalized": mixer_config("linear_attention")(
+    heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK
+  ),
+  "gated_rfa": mixer_config("gated_rfa")(heads=2, head_size=6, features=5, chunk=CHUNK),
+  "dfw": mixer_config("dfw")(heads=2, head_size=6, chunk=CHUNK),
+  "abc": mixer_config("abc")(heads=2, slots=3, chunk=CHUNK),
+  "gsa": mixer_config("gsa")(heads=2, slots=3, chunk=CHUNK),
 }
 
 
