@@ -33,6 +33,10 @@ class Attention(Mixer):
   Config = AttentionConfig
   recurrence = "K_t = [K_{t-1}; k_t], V_t = [V_{t-1}; v_t]"
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
+  engine = "causal_attention"
+  efficient_form = "masked products, a window by blocks"
+  kernels = "cuDNN on GPU"
+  decode = "cache"
   in_place = ("k", "v")
 
   def __init__(

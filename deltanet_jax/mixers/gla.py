@@ -35,6 +35,7 @@ class GLA(LinearAttentionMixer):
   Config = GLAConfig
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
+  efficient_form = "chunkwise, two levels"
 
   def __init__(self, cfg: GLAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

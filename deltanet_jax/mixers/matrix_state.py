@@ -3,12 +3,14 @@
 import jax.numpy as jnp
 
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, slot
+from deltanet_jax.ops import delta_rule, delta_rule_step, dplr, linear_attention, slot
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
 _TOKENS = ("batch", None, "mixing_heads", None)
+# One head that all others share is needed whole by every device.
+_SHARED = ("batch", None, None, None)
 _STATE = ("batch", "mixing_heads", None, None)
 _SEGMENTS = ("batch", None)
 
@@ -36,6 +38,9 @@ class MatrixStateMixer(Mixer):
 class DeltaRuleMixer(MatrixStateMixer):
   """A mixer on the delta rule; the settings have chunk, implementation, negative_eigenvalues."""
 
+  engine = "delta_rule"
+  efficient_form = "chunkwise, WY"
+  kernels = "Pallas on GPU, TPU"
   in_place = ("S",)
 
   def erasing_flops(self, C):
@@ -67,17 +72,74 @@ class DeltaRuleMixer(MatrixStateMixer):
     return o, S if state is None else slot.write(state["S"], S)
 
 
+def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
+  """(o, S) of decayed linear attention, by each device for its own rows and heads.
+
+  Args:
+    q, k: may have fewer heads than v, each for a group of its heads.
+  """
+
+  def run(q, k, v, g, h, S0, segment_ids):
+    form = "recurrent" if q.shape[1] == 1 else None
+    options = dict(scale=scale, chunk=chunk, implementation=form)
+    return linear_attention(q, k, v, g=g, h=h, S0=S0, segment_ids=segment_ids, **options)
+
+  keys = _SHARED if q.shape[2] == 1 else _TOKENS
+  gate = _TOKENS if g is None else _TOKENS[: g.ndim]
+  names = (keys, keys, _TOKENS, gate, _TOKENS, _STATE, _SEGMENTS)
+  return locally(run, (q, k, v, g, h, S0, segment_ids), names, (_TOKENS, _STATE))
+
+
 class LinearAttentionMixer(MatrixStateMixer):
   """A mixer on decayed linear attention; the settings have chunk."""
 
-  def run(self, q, k, v, g, segment_ids, state):
-    """(o, S) from "S" of the state or from nothing."""
+  engine = "linear_attention"
+  efficient_form = "chunkwise"
+  # Whether there is a z_t, the keys decayed and summed, to divide by.
+  normalized = False
 
-    def attend(q, k, v, g, S0, segment_ids):
+  def init_state(self, batch, max_length, dtype):
+    state = super().init_state(batch, max_length, dtype)
+    if self.normalized:
+      state["z"] = jnp.zeros((batch, self.heads, self.key_size), wide_dtype(dtype))
+    return state
+
+  def run(self, q, k, v, g, segment_ids, state, *, h=None, scale=None):
+    """(o, S) from "S" of the state or from nothing; the scale is dk^-1/2 if None."""
+    S0 = None if state is None else state["S"]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return attend(q, k, v, S0, segment_ids, g=g, h=h, scale=scale, chunk=self.cfg.chunk)
+
+  def run_normalized(self, q, k, v, g, segment_ids, state, *, scale=None):
+    """(scale q_t S_t, scale q_t z_t, state): in it S and z, or None without one."""
+    # z is the column of S that a value of 1 fills: one pass for both.
+    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+    if state is not None:
+      state = dict(S=jnp.concatenate([state["S"], state["z"][..., None]], axis=-1))
+    o, S = self.run(q, k, v, g, segment_ids, state, scale=scale)
+    o = o.astype(wide_dtype(o.dtype))
+    return o[..., :-1], o[..., -1:], None if state is None else dict(S=S[..., :-1], z=S[..., -1])
+
+
+class DPLRMixer(MatrixStateMixer):
+  """A mixer whose transition is diagonal plus low rank; the settings have chunk."""
+
+  engine = "dplr"
+  efficient_form = "chunkwise, UT"
+
+  def erasing_flops(self, C):
+    # Three more scores, the inverse, X times rows and values, A K^T V, B^T R, W S and B's output.
+    dk, dv = self.key_size, self.value_size
+    return 4 * C * dk + 3 * C * dv + 2 * dk * dv + C * C / 3
+
+  def run(self, q, k, v, a, b, g, segment_ids, state, *, scale):
+    """(o, S) from "S" of the state or from nothing; g is per key channel."""
+
+    def rule(q, k, v, a, b, g, S0, segment_ids):
       form = "recurrent" if q.shape[1] == 1 else None
-      options = dict(scale=q.shape[-1] ** -0.5, chunk=self.cfg.chunk, implementation=form)
-      return linear_attention(q, k, v, g=g, S0=S0, segment_ids=segment_ids, **options)
+      options = dict(scale=scale, chunk=self.cfg.chunk, implementation=form)
+      return dplr(q, k, v, a, b, g=g, S0=S0, segment_ids=segment_ids, **options)
 
     S0 = None if state is None else state["S"]
-    names = (*(_TOKENS,) * 3, _TOKENS[: g.ndim], _STATE, _SEGMENTS)
-    return locally(attend, (q, k, v, g, S0, segment_ids), names, (_TOKENS, _STATE))
+    names = (*(_TOKENS,) * 6, _STATE, _SEGMENTS)
+    return locally(rule, (q, k, v, a, b, g, S0, segment_ids), names, (_TOKENS, _STATE))

@@ -74,10 +74,11 @@ class ShortConv(nnx.Module):
 
 
 class LowRank(nnx.Module):
-  """act(x A) B (+ b), where A has `rank` columns; without `act` a product of rank `rank`."""
+  """act(x A) B (+ b), where A has `rank` columns and at first the scale `down_std`, or `std`."""
 
-  def __init__(self, width, rank, size, *, std, rngs, bias=False, act=None):
-    self.down = Linear((width, rank), ("embed", None), std=std, rngs=rngs)
+  def __init__(self, width, rank, size, *, std, rngs, bias=False, act=None, down_std=None):
+    down_std = std if down_std is None else down_std
+    self.down = Linear((width, rank), ("embed", None), std=down_std, rngs=rngs)
     self.up = Linear((rank, size), (None, "heads"), std=std, rngs=rngs, bias=bias)
     self.act = act
 
@@ -119,9 +120,10 @@ class QKV(nnx.Module):
   A token has one query and `steps` keys and values.
   """
 
-  def __init__(self, width, key_width, value_width, conv, *, std, rngs, steps=1):
+  def __init__(self, width, key_width, value_width, conv, *, std, rngs, bias=False, steps=1):
     k_width, v_width = steps * key_width, steps * value_width
-    make = lambda size: Linear((width, size), ("embed", "heads"), std=std, rngs=rngs)
+    into = dict(axes=("embed", "heads"), std=std, rngs=rngs, bias=bias)
+    make = lambda size: Linear((width, size), **into)
     self.q, self.k, self.v = make(key_width), make(k_width), make(v_width)
     make = lambda size: ShortConv(conv, size, "heads", std=std, rngs=rngs)
     self.q_conv = make(key_width) if conv else None

@@ -13,9 +13,14 @@ from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.deltaproduct import DeltaProductConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.hgrn2 import HGRN2Config
 from deltanet_jax.mixers.kda import KDAConfig
 from deltanet_jax.mixers.mamba import MambaConfig
+from deltanet_jax.mixers.mamba2 import Mamba2Config
+from deltanet_jax.mixers.mlstm import MLSTMConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
+from deltanet_jax.mixers.rwkv4 import RWKV4Config
+from deltanet_jax.mixers.rwkv6 import RWKV6Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,11 @@ class _Size:
   retnet: dict = dataclasses.field(default_factory=dict)
   gla: dict = dataclasses.field(default_factory=dict)
   mamba: dict = dataclasses.field(default_factory=dict)
+  mamba2: dict = dataclasses.field(default_factory=dict)
+  mlstm: dict = dataclasses.field(default_factory=dict)
+  hgrn2: dict = dataclasses.field(default_factory=dict)
+  rwkv4: dict = dataclasses.field(default_factory=dict)
+  rwkv6: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -58,6 +68,11 @@ _SIZES = {
     retnet=dict(heads=2, chunk=16),
     gla=dict(heads=2, chunk=16),
     mamba=dict(chunk=16),
+    mamba2=dict(head_size=16, state_size=16, chunk=16),
+    mlstm=dict(heads=2, chunk=16),
+    hgrn2=dict(key_size=32, chunk=16),
+    rwkv4=dict(chunk=16),
+    rwkv6=dict(head_size=32, shift_rank=8, decay_rank=8, chunk=16),
   ),
 }
 
@@ -84,6 +99,12 @@ def _mamba(size: _Size, **changes) -> ModelConfig:
   return size.pure(mixer, depth=2 * size.depth, mlp_ratio=0.0, norm_eps=1e-5)
 
 
+def _rwkv(size: _Size, mixer: MixerConfig, mlp_ratio: float) -> ModelConfig:
+  """Its own channel mix in place of the MLP; LayerNorms, one of them after the embedding."""
+  norms = dict(norm="layer", embedding_norm=True, norm_eps=1e-5)
+  return size.pure(mixer, mlp=mixer.kind, mlp_ratio=mlp_ratio, **norms)
+
+
 _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "deltanet": lambda s: s.pure(DeltaNetConfig(**s.deltanet)),
   "deltanet-noconv": lambda s: s.pure(DeltaNetConfig(**s.deltanet, conv=0)),
@@ -101,6 +122,13 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
   "mamba": _mamba,
   "mamba-noconv": lambda s: _mamba(s, conv=0),
+  "mamba2": lambda s: s.pure(
+    Mamba2Config(**s.mamba2), depth=2 * s.depth, mlp_ratio=0.0, norm_eps=1e-5
+  ),
+  "mlstm": lambda s: s.pure(MLSTMConfig(**s.mlstm), mlp_multiple=64, logit_cap=30.0),
+  "hgrn2": lambda s: s.pure(HGRN2Config(**s.hgrn2)),
+  "rwkv4": lambda s: _rwkv(s, RWKV4Config(**s.rwkv4), 4.0),
+  "rwkv6": lambda s: _rwkv(s, RWKV6Config(**s.rwkv6), 3.5),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.

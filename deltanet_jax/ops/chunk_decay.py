@@ -24,7 +24,8 @@ _DENSE = 4
 class Decay(NamedTuple):
   """What is left of a row, or of the carried state, further on in one chunk; factors in [0, 1].
 
-  The trailing axis is 1 for a decay per head and dk for one per key channel.
+  The trailing axis is 1 for a decay per head and dk for one per key channel; dv where it is the
+  value channels that decay.
   """
 
   into: jax.Array  # [C ·]: of the carried state when it reaches row i
@@ -96,13 +97,13 @@ def scores(F, K, decay: Decay | None, mask):
 
 
 def _vector_scores(F, K, decay):
-  """Halves upon halves: a dense sum for the smallest blocks, products of rescaled rows for the rest.
+  """Halves upon halves: dense sums in the smallest blocks, products of rescaled rows elsewhere.
 
   Rows of a block's second half see keys of its first by exp(b_i - z) exp(z - b_j), both <= 1 with
   z = b at the first row of the second half. So a level takes one exponential per row and channel,
   where a dense sum takes as many as the block has rows.
   """
-  X, C, dk = F.shape
+  C, dk = K.shape
   s = min(_DENSE, C)
   padded = s << (-(-C // s) - 1).bit_length()
 
@@ -128,6 +129,20 @@ def _vector_scores(F, K, decay):
     G = jnp.concatenate([upper, jnp.concatenate([low, G[:, 1::2]], axis=3)], axis=2)
     s *= 2
   return G[:, 0, :C, :C]
+
+
+def read(P, V, decay: Decay | None):
+  """sum_j P_ij V_jc exp(b_ic - b_jc): values `[C dv]` that decay per channel, read by scores.
+
+  Args:
+    P: `[X C C]`, zero above the diagonal.
+  """
+  if decay is None:
+    return jnp.einsum("xij,jd->xid", P, V)
+  # The transpose of `scores` in F, which has the same factors, none of them above 1.
+  F = jax.ShapeDtypeStruct((P.shape[0], *V.shape), V.dtype)
+  (O,) = jax.linear_transpose(lambda F: scores(F, V, decay, jnp.ones_like(P)), F)(P)
+  return O
 
 
 def score_gradients(g, F, K, decay: Decay | None, G, E, dF_S, dK_S, carried):

@@ -46,6 +46,33 @@ def mamba(d, conv=4):
   return d * 2 * c + (conv + bool(conv)) * c + c * (r + 32) + r * c + c + c * 16 + c + c * d
 
 
+def mamba2(d):
+  c, N, H = 2 * d, 128, 2 * d // 64
+  return d * (2 * c + 2 * N + H) + 5 * (c + 2 * N) + 3 * H + c + c * d
+
+
+def mlstm(d):
+  return 4 * d * d + 2 * (4 * d + 4) + d
+
+
+def hgrn2(d):
+  return 4 * d * d + d
+
+
+def rwkv4(d):
+  return 4 * d * d + 5 * d
+
+
+def rwkv6(d):
+  return 5 * d * d + 2 * d * 5 * 32 + 2 * d * 64 + 6 * d + 4 * d
+
+
+def rwkv_model(d, layers, mixer, inner):
+  """LayerNorms, one after the embedding; a channel mix with shares of two uses."""
+  per_layer = mixer + 4 * d + 2 * d * inner + d * d + 2 * d
+  return layers * per_layer + 4 * d + 2 * V * d
+
+
 # name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
@@ -75,6 +102,22 @@ SIZES = {
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
+
+
+for _size, _d, _millions in (
+  ("340m", 1024, (382.4, 369.4, 373.9, 393.0, 404.1)),
+  ("1.3b", 2048, (1371.8, 1345.9, 1364.4, 1440.2, 1462.5)),
+):
+  _inner = {1024: 2816, 2048: 5632}[_d]
+  _counts = {
+    "mamba2": model(_d, 48, mamba2(_d), 0),
+    "mlstm": model(_d, 24, mlstm(_d), {1024: 2752, 2048: 5504}[_d]),
+    # With one matrix of lower bounds for all layers.
+    "hgrn2": model(_d, 24, hgrn2(_d), _inner) + 24 * _d,
+    "rwkv4": rwkv_model(_d, 24, rwkv4(_d), 4 * _d),
+    "rwkv6": rwkv_model(_d, 24, rwkv6(_d), 7 * _d // 2),
+  }
+  SIZES |= {f"{kind}-{_size}": row for kind, *row in zip(_counts, _counts.values(), _millions)}
 
 
 def hybrid(d, layers, attending, inner):
@@ -117,6 +160,17 @@ EXPANSION = {
   "gla-1.3b": (256, 524_288),
   "deltanet-340m": (128, 131_072 + 9_216),
   "deltanet-1.3b": (128, 262_144 + 18_432),
+  "mamba2-340m": (512, 262_144 + 6_912),
+  "mamba2-1.3b": (512, 524_288 + 13_056),
+  "mlstm-340m": (128, 131_588),
+  "mlstm-1.3b": (256, 525_316),
+  "hgrn2-340m": (128, 131_072),
+  "hgrn2-1.3b": (128, 262_144),
+  # RWKV also keeps the token before, for the mixer and for the channel mix.
+  "rwkv4-340m": (3, 3_072 + 2_048),
+  "rwkv4-1.3b": (3, 6_144 + 4_096),
+  "rwkv6-340m": (64, 65_536 + 2_048),
+  "rwkv6-1.3b": (64, 131_072 + 4_096),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
   "deltaproduct-340m": (384, 393_216 + 3 * (3 * 768 + 2 * 1_536)),
   "deltaproduct-1.3b": (384, 786_432 + 3 * (3 * 1_536 + 2 * 3_072)),

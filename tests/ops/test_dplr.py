@@ -2,14 +2,12 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.ops import delta_rule, dplr, dplr_step, linear_attention
+from deltanet_jax.ops import dplr
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.numerics import cast, random_cotangents, with_gradients
 from tests.support.tolerances import assert_close
 
 

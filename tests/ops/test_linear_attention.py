@@ -11,9 +11,12 @@ from deltanet_jax.ops.numerics import rel_rms
 from tests.support.tolerances import assert_close
 
 
-def inputs_of(spec, dtype="float64"):
+def inputs_of(spec, dtype="float64", values_decay=False):
   inputs = random_inputs(spec, dtype=dtype)
   del inputs["beta"]
+  if values_decay:
+    log_rates = np.random.default_rng(2).uniform(np.log(1e-3), np.log(20), spec.v_shape)
+    inputs["h"] = -np.exp(log_rates).astype(dtype)
   return jax.tree.map(jnp.asarray, inputs)
 
 
@@ -45,13 +48,35 @@ def test_chunkwise_equals_recurrence(L, chunk, packed, gate):
     assert_close(got, want, "float32")
 
 
+@pytest.mark.parametrize("gate", ["none", "vector"])
+def test_decay_of_value_channels(gate):
+  spec = Spec(B=2, L=40, H=2, Hv=4, dk=8, dv=12, gate=gate, packed=True)
+  inputs = inputs_of(spec, values_decay=True)
+  want = value_and_grads(inputs, implementation="recurrent")
+  assert_close(value_and_grads(inputs, chunk=32), want, "float64")
+  if gate == "vector":
+    got = value_and_grads(inputs_of(spec, "float32", values_decay=True), chunk=32)
+    assert_close(got, want, "float32")
+
+
+def test_channels_that_decay_alike_decay_as_the_head():
+  inputs = inputs_of(Spec(B=2, L=70, H=2, dk=8, dv=12, gate="scalar"))
+  run = jax.jit(lambda **x: linear_attention(**x, chunk=32))
+  o, S = run(**inputs)
+  g = inputs.pop("g")[..., None]
+  for decay in (dict(g=jnp.repeat(g, 8, axis=3)), dict(h=jnp.repeat(g, 12, axis=3))):
+    o_same, S_same = run(**inputs, **decay)
+    assert rel_rms(o_same, o) < 1e-12 and rel_rms(S_same, S) < 1e-12
+
+
 def test_steps_continue():
-  inputs = inputs_of(Spec(B=2, L=5, H=2, Hv=4, dk=8, dv=12, gate="vector"))
+  spec = Spec(B=2, L=5, H=2, Hv=4, dk=8, dv=12, gate="vector")
+  inputs = inputs_of(spec, values_decay=True)
   want, S_want = linear_attention(**inputs, chunk=4)
   S = inputs["S0"]
   for t in range(5):
-    q, k, v, g = (inputs[name][:, t] for name in ("q", "k", "v", "g"))
-    o, S = linear_attention_step(q, k, v, S, g)
+    q, k, v, g, h = (inputs[name][:, t] for name in ("q", "k", "v", "g", "h"))
+    o, S = linear_attention_step(q, k, v, S, g, h)
     assert rel_rms(o, want[:, t]) < 1e-12
   assert rel_rms(S, S_want) < 1e-12
 
@@ -60,7 +85,7 @@ def test_float32_products_are_exact_on_every_platform():
   """TPU and GPU would round factors to bfloat16 or TF32; the backward must say so itself."""
   spec = Spec(L=8, H=2, dk=8, dv=8)
   for dtype, exact in (("float32", True), ("bfloat16", False)):
-    inputs = inputs_of(spec, dtype)
+    inputs = inputs_of(spec, dtype, values_decay=exact)
     f = lambda x: sum(y.astype("float32").sum() for y in linear_attention(**x, chunk=4))
     text = str(jax.make_jaxpr(jax.grad(f))(inputs))
     products = [line for line in text.split("\n") if "precision=" in line]
@@ -75,6 +100,7 @@ def test_float32_products_are_exact_on_every_platform():
     (dict(k=jnp.zeros((1, 4, 2, 3))), "k has shape"),
     (dict(v=jnp.zeros((1, 4, 3, 8))), "a multiple of 2"),
     (dict(g=jnp.zeros((1, 4, 1))), "g has shape"),
+    (dict(h=jnp.zeros((1, 4, 2))), "h has shape"),
     (dict(S0=jnp.zeros((1, 2, 8, 7))), "S0 has shape"),
     (dict(segment_ids=jnp.zeros((1, 3), jnp.int32)), "segment_ids has shape"),
     (dict(q=jnp.zeros((1, 4, 2, 8), jnp.int32)), "q has dtype int32"),

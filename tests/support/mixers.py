@@ -33,14 +33,33 @@ CASES = {
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
+  "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, groups=2, chunk=CHUNK),
+  "mlstm": mixer_config("mlstm")(heads=2, chunk=CHUNK),
+  "hgrn2": mixer_config("hgrn2")(key_size=8, chunk=CHUNK, conv=4),
+  "rwkv4": mixer_config("rwkv4")(chunk=CHUNK),
+  "rwkv6": mixer_config("rwkv6")(head_size=8, shift_rank=4, decay_rank=4, chunk=CHUNK),
+  "rwkv7": mixer_config("rwkv7")(head_size=8, decay_rank=4, rate_rank=4, gate_rank=4, chunk=CHUNK),
+  "linear_attention": mixer_config("linear_attention")(heads=2, chunk=CHUNK),
+  "linear_attention_normalized": mixer_config("linear_attention")(
+    heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK
+  ),
+  "gated_rfa": mixer_config("gated_rfa")(heads=2, head_size=6, features=5, chunk=CHUNK),
+  "dfw": mixer_config("dfw")(heads=2, head_size=6, chunk=CHUNK),
+  "abc": mixer_config("abc")(heads=2, slots=3, chunk=CHUNK),
+  "gsa": mixer_config("gsa")(heads=2, slots=3, chunk=CHUNK),
 }
 
 
 @functools.cache
 def make(name: str, dtype: str = "float64"):
+  """The mixer of a case, and an input."""
+  return draw_mixer(CASES[name], dtype)
+
+
+def draw_mixer(cfg, dtype: str = "float64"):
   """The mixer with weights large enough to matter, and an input."""
   rng = np.random.default_rng(0)
-  mixer = jax.eval_shape(lambda: build_mixer(CASES[name], D, rngs=nnx.Rngs(params=0)))
+  mixer = jax.eval_shape(lambda: build_mixer(cfg, D, rngs=nnx.Rngs(params=0)))
   # Drawn by NumPy: initialisers take seconds to compile.
   draw = lambda x: jnp.asarray((x.ndim == 1) + 0.3 * rng.standard_normal(x.shape), dtype)
   return jax.tree.map(draw, mixer), jnp.asarray(rng.standard_normal((B, L, D)), dtype)

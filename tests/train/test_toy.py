@@ -1,22 +1,28 @@
 """A task that is no text and a mixer from elsewhere go through the same loop."""
 
+import ast
 import itertools
-from typing import ClassVar
+import pathlib
+import re
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.config import MixerConfig, ModelConfig, check_positive, settings
+import deltanet_jax.mixers
+from deltanet_jax.config import ModelConfig
 from deltanet_jax.data import Task
 from deltanet_jax.eval import Validation
-from deltanet_jax.mixers import MIXERS, Mixer
-from deltanet_jax.mixers.parts import Linear
+from deltanet_jax.mixers import MIXERS, mixer_config
 from deltanet_jax.train import PreemptionError, load_trained, loop
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
 from tests.support.training import numbers, silent, tiny
+
+HOW_TO = pathlib.Path(deltanet_jax.mixers.__file__).parent / "README.md"
 
 
 class Copying(Task):
@@ -94,55 +100,26 @@ def test_another_task_is_refused(tmp_path):
   assert not (tmp_path / "new").exists()
 
 
-# From here on: all that a mixer of one's own takes, its settings, its class and one line.
-@settings
-class AverageConfig(MixerConfig):
-  kind: ClassVar[str] = "average"
-
-  memory: float = 0.9  # of the past
-
-  def validate(self):
-    check_positive(self, "memory")
-
-
-class Average(Mixer):
-  """S_t = m S_{t-1} + (1 - m) x_t W, y_t = S_t."""
-
-  Config = AverageConfig
-  recurrence = "S_t = m S_{t-1} + (1 - m) v_t"
-  readout = "o_t = S_t"
-
-  def __init__(self, cfg, width, *, eps=1e-6, std=0.02, rngs):
-    self.cfg, self.width = cfg, width
-    self.into = Linear((width, width), ("embed", "heads"), std=std, rngs=rngs)
-
-  def init_state(self, batch, max_length, dtype):
-    return dict(S=jnp.zeros((batch, self.width), dtype))
-
-  def recurrent_state(self):
-    return self.width
-
-  def flops(self, length):
-    return 3 * self.width
-
-  def mix(self, x, segment_ids, state):
-    del segment_ids  # this toy forgets soon enough
-    m = self.cfg.memory
-    step = lambda S, v: (m * S + (1 - m) * v,) * 2
-    S = jnp.zeros((x.shape[0], self.width), x.dtype) if state is None else state["S"]
-    S, y = jax.lax.scan(step, S, jnp.moveaxis(self.into(x), 1, 0))
-    return jnp.moveaxis(y, 0, 1), None if state is None else dict(S=S)
+@pytest.fixture
+def average(monkeypatch):
+  """The mixer that the documents tell how to add: its file and its line are taken from there."""
+  file, line = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+  ((kind, path),) = ast.literal_eval("{" + line + "}").items()
+  module = types.ModuleType(path.split(":")[0])
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  exec(compile(file, str(HOW_TO), "exec"), module.__dict__)
+  monkeypatch.setitem(MIXERS, kind, path)
+  return mixer_config(kind)
 
 
-def test_a_mixer_is_one_file_and_one_line(tmp_path, monkeypatch):
-  monkeypatch.setitem(MIXERS, "average", Average)  # the line
+def test_a_mixer_is_one_file_and_one_line(tmp_path, average):
   cfg = tiny(tokens=40 * 256, eval_every=40)
   cfg.model = ModelConfig(
     vocab=16,
     width=32,
     depth=2,
     mlp_multiple=32,
-    mixers={"slow": AverageConfig(memory=0.99), "fast": AverageConfig(memory=0.1)},
+    mixers={"slow": average(memory=0.99), "fast": average(memory=0.1)},
     pattern=("slow", "fast"),
   )
   run(cfg, tmp_path / "run")
@@ -156,3 +133,8 @@ def test_a_mixer_is_one_file_and_one_line(tmp_path, monkeypatch):
   for t, want in itertools.islice(enumerate(trained.model(tokens)[0]), 3):
     logits, state = trained.model.step(tokens[:, t], state)
     np.testing.assert_allclose(logits[0], want, atol=1e-5)
+  # Documents of a row are apart.
+  ids = jnp.asarray([[7, 7, 2]], jnp.int32)
+  packed = trained.model(tokens, ids)[0]
+  np.testing.assert_allclose(packed[:2], trained.model(tokens)[0, :2], atol=1e-5)
+  np.testing.assert_allclose(packed[2:], trained.model(tokens[:, 2:])[0], atol=1e-5)

@@ -3,6 +3,9 @@
 With b the log decay summed from the start of the chunk, a chunk that starts from S gives
 
   O = (Q e^b) S + (Q K^T * e^{b_i - b_j} * M) V,   S <- e^{b_C} S + (K e^{b_C - b})^T V.
+
+A decay of the value channels, summed to e, multiplies each of these once more: the rows of S that
+are read by e^e, the values by e^{e_i - e_j} and e^{e_C - e}, and S by e^{e_C} from the right.
 """
 
 import functools
@@ -16,7 +19,7 @@ from deltanet_jax.ops import chunk_decay as decays
 from deltanet_jax.ops.dtypes import products_for
 
 
-def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
+def chunkwise(q, k, v, g, h, S0, documents, *, chunk, given):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
@@ -34,15 +37,15 @@ def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
     carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1).T
 
   def split(x):
-    """[B L ..] to [n B C ..]; padded tokens are zero, so their g is 0 and they write nothing."""
+    """[B L ..] to [n B C ..]; padded tokens are zero, so they neither decay nor write."""
     if x.shape[1] == L:
       x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(B, n, C, *x.shape[2:]), 1, 0)
 
   one_head = functools.partial(_chunk, given=given)
-  heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, None, None), out_axes=(0, 1))
+  heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   body = lambda S, xs: jax.vmap(heads)(S, *xs)
-  inputs = jax.tree.map(split, (q, k, v, g, documents))
+  inputs = jax.tree.map(split, (q, k, v, g, h, documents))
   S, o = lax.scan(body, S0, (*inputs, carried_document))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
@@ -51,41 +54,58 @@ def chunkwise(q, k, v, g, S0, documents, *, chunk, given):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnames=("given",))
-def _chunk(S, Q, K, V, g, documents, carried_document, given):
+def _chunk(S, Q, K, V, g, h, documents, carried_document, given):
   """(S after the chunk, O)."""
-  return _forward(S, Q, K, V, g, documents, carried_document, given)[0]
+  return _forward(S, Q, K, V, g, h, documents, carried_document, given)[0]
 
 
 def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _forward(S, Q, K, V, g, documents, carried_document, given):
+def _decays(V, g, h, documents, carried_document):
+  """Those of the rows of S and those of its columns, each with its factors (into, out, whole)."""
+  rows = decays.chunk_decay(g, documents, carried_document, V.dtype)
+  # Documents once: with those of the rows nothing is left of another document's columns.
+  columns = None if h is None else decays.chunk_decay(h, None, None, V.dtype)
+  factors = lambda decay: (1, 1, 1) if decay is None else decay[:3]
+  into, out, whole = factors(columns)
+  return rows, columns, factors(rows), (into, out, whole if h is None else whole.T)
+
+
+def _forward(S, Q, K, V, g, h, documents, carried_document, given):
   with products_for(given):
-    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
-    P = decays.scores(Q[None], K, decay, _causal(K.shape[0], K.dtype))[0]
-    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
-    result = whole * S + (out * K).T @ V, (into * Q) @ S + P @ V
-  return result, (S, Q, K, V, g, documents, carried_document)
+    rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
+      V, g, h, documents, carried_document
+    )
+    P = decays.scores(Q[None], K, rows, _causal(K.shape[0], K.dtype))
+    O = into_h * ((into * Q) @ S) + decays.read(P, V, columns)[0]
+    S_after = whole * S * whole_h + (out * K).T @ (out_h * V)
+  return (S_after, O), (S, Q, K, V, g, h, documents, carried_document)
 
 
 def _backward(given, residuals, cotangents):
   """Gradients with scores and decays computed anew."""
-  S, Q, K, V, g, documents, carried_document = residuals
+  S, Q, K, V, g, h, documents, carried_document = residuals
   dS, dO = cotangents
   # Asked for here too: the backward is traced after the forward's context has ended.
   with products_for(given):
-    decay = decays.chunk_decay(g, documents, carried_document, V.dtype)
+    rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
+      V, g, h, documents, carried_document
+    )
     causal = _causal(K.shape[0], K.dtype)
-    P = decays.scores(Q[None], K, decay, causal)
-    into, out, whole = (1, 1, 1) if decay is None else decay[:3]
-    E = (dO @ V.T)[None] * causal
-    dF_S, dK_S = (into * (dO @ S.T))[None], out * (V @ dS.T)
-    carried = (whole * S * dS).sum(axis=1)
-    dF, dK, dg = decays.score_gradients(g, Q[None], K, decay, P, E, dF_S, dK_S, carried)
-    dV = P[0].T @ dO + (out * K) @ dS
-    dS = whole * dS + (into * Q).T @ dO
-  return dS, dF[0], dK, dV, dg, None, None
+    P = decays.scores(Q[None], K, rows, causal)
+    E = decays.scores(dO[None], V, columns, causal)
+    read, dV_S = into_h * ((into * Q) @ S), out_h * ((out * K) @ dS)
+    dF_S, dK_S = (into * ((into_h * dO) @ S.T))[None], out * ((out_h * V) @ dS.T)
+    carried = whole * S * whole_h * dS
+    dF, dK, dg = decays.score_gradients(g, Q[None], K, rows, P, E, dF_S, dK_S, carried.sum(axis=1))
+    # Reading values is the transpose of scoring them by dO: one rule gives the gradients of both.
+    _, dV, dh = decays.score_gradients(
+      h, dO[None], V, columns, E, P, read[None], dV_S, carried.sum(axis=0)
+    )
+    dS = whole * dS * whole_h + (into * Q).T @ (into_h * dO)
+  return dS, dF[0], dK, dV, dg, dh, None, None
 
 
 _chunk.defvjp(_forward, _backward)

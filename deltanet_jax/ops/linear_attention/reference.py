@@ -5,18 +5,20 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def step(S, q_t, k_t, v_t, g_t=None):
-  """One token of one head: decay, write, then read; g_t is a scalar, `[dk]` or None."""
+def step(S, q_t, k_t, v_t, g_t=None, h_t=None):
+  """One token of one head: decay, write, then read; g_t is a scalar or `[dk]`, h_t `[dv]`."""
   if g_t is not None:
     S = jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
+  if h_t is not None:
+    S = S * jnp.exp(h_t)[None]
   S = S + jnp.outer(k_t, v_t)
   return S, q_t @ S
 
 
-def recurrent(q, k, v, g, S0, documents):
+def recurrent(q, k, v, g, h, S0, documents):
   """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a document begins."""
 
-  def one_head(q, k, v, g, S0, documents):
+  def one_head(q, k, v, g, h, S0, documents):
     def body(S, x):
       new_document, token = x
       if new_document is not None:
@@ -24,8 +26,8 @@ def recurrent(q, k, v, g, S0, documents):
       return step(S, *token)
 
     begins = None if documents is None else jnp.diff(documents, prepend=documents[:1]) != 0
-    S, o = lax.scan(body, S0, (begins, (q, k, v, g)))
+    S, o = lax.scan(body, S0, (begins, (q, k, v, g, h)))
     return o, S
 
-  heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, g, S0, documents)
+  heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))
+  return jax.vmap(heads)(q, k, v, g, h, S0, documents)

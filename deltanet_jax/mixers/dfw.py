@@ -1,0 +1,59 @@
+"""DFW (decaying fast weights): linear attention whose keys and values both decay per channel."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, param, split_heads
+from deltanet_jax.ops.dtypes import wide
+
+
+@settings
+class DFWConfig(MixerConfig):
+  kind: ClassVar[str] = "dfw"
+
+  heads: int | None = None  # None: as many as fill the width
+  head_size: int = 64
+  output_gate: bool = True
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "heads", "head_size")
+    check_chunk(self.chunk)
+
+
+def _gate(width, heads, size, *, std, rngs):
+  """To the logits of a gate that starts uniform over a head's channels, away from 0 and 1."""
+  gate = Linear((width, heads * size), ("embed", "heads"), std=std, rngs=rngs, bias=True)
+  edge = 1 / (size + 1)
+  u = jax.random.uniform(rngs.params(), (heads * size,), jnp.float32, edge, 1 - edge)
+  gate.bias = param(jnp.log(u) - jnp.log1p(-u), "heads")
+  return gate
+
+
+class DFW(LinearAttentionMixer):
+  """o_t = dk^-1/2 q_t S_t, S_t = Diag(sigmoid(a_t)) S_{t-1} Diag(sigmoid(b_t)) + k_t^T v_t."""
+
+  Config = DFWConfig
+  recurrence = "S_t = S_{t-1} ⊙ (β_t α_tᵀ) + v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
+
+  def __init__(self, cfg: DFWConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    self.cfg = cfg
+    self.key_size = self.value_size = d = cfg.head_size
+    self.heads = H = cfg.heads or max(width // d, 1)
+    self.qkv = QKV(width, H * d, H * d, 0, std=std, rngs=rngs)
+    self.alpha = _gate(width, H, d, std=std, rngs=rngs)
+    self.beta = _gate(width, H, d, std=std, rngs=rngs)
+    self.output = HeadOutput(width, H, d, cfg.output_gate, eps=eps, std=std, rngs=rngs)
+
+  def mix(self, x, segment_ids, state):
+    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    gates = (jax.nn.log_sigmoid(wide(gate(x))) for gate in (self.alpha, self.beta))
+    q, k, v, g, h = (split_heads(y, self.heads) for y in (q, k, v, *gates))
+    o, S = self.run(q, k, v, g, segment_ids, state, h=h)
+    return self.output(o, x), None if state is None else dict(S=S)

@@ -1,0 +1,75 @@
+"""Feature maps of linear attention: from a query or key of one head to its features."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from deltanet_jax.mixers.parts import Linear, param
+from deltanet_jax.ops.dtypes import wide
+
+FeatureName = Literal["identity", "elu", "relu", "t2r", "hadamard", "hedgehog", "dpfp", "taylor"]
+# A sum whose terms may cancel is nothing to divide by: maps with negative features, and those of
+# which phi(q) phi(k) can be negative too.
+SIGNED_FEATURES = ("identity", "hadamard", "taylor")
+SIGNED_PRODUCTS = ("identity", "hadamard")
+
+
+class FeatureMap(nnx.Module):
+  """phi(x) over the last axis, the same weights for every head.
+
+  identity  x
+  elu       1 + elu(x)
+  relu      relu(x)
+  t2r       relu(x W)
+  hadamard  (x W_1 + b_1) * (x W_2 + b_2)
+  hedgehog  softmax([2 u, -2 u]), u = x W + b, which starts as x
+  dpfp      r * roll(r, j) for j = 1 .. nu, r = [relu(x), relu(-x)]
+  taylor    exp to second order: phi(x) phi(y) = 1 + s + s^2 / 2, s = x y / sqrt(d)
+  """
+
+  def __init__(self, name: FeatureName, size: int, *, nu: int, std: float, rngs):
+    self.name, self.nu = name, nu
+    self.size = {
+      "hedgehog": 2 * size,
+      "dpfp": 2 * size * nu,
+      "taylor": 1 + 2 * size + size * (size - 1) // 2,
+    }.get(name, size)
+    make = lambda bias: Linear((size, size), (None, None), std=std, rngs=rngs, bias=bias)
+    match name:
+      case "t2r":
+        self.first = make(False)
+      case "hadamard":
+        self.first, self.second = make(True), make(True)
+      case "hedgehog":
+        self.first = make(True)
+        self.first.kernel = param(jnp.eye(size), None, None)
+
+  def __call__(self, x: Float[Array, "B L H d"]) -> Float[Array, "B L H f"]:
+    match self.name:
+      case "identity":
+        return x
+      case "elu":
+        return 1 + jax.nn.elu(x)
+      case "relu":
+        return jax.nn.relu(x)
+      case "t2r":
+        return jax.nn.relu(self.first(x))
+      case "hadamard":
+        return self.first(x) * self.second(x)
+      case "hedgehog":
+        u = wide(self.first(x))
+        return jax.nn.softmax(2 * jnp.concatenate([u, -u], axis=-1), axis=-1).astype(x.dtype)
+      case "dpfp":
+        r = jax.nn.relu(jnp.concatenate([x, -x], axis=-1))
+        return jnp.concatenate([r * jnp.roll(r, j + 1, axis=-1) for j in range(self.nu)], axis=-1)
+      case "taylor":
+        d = x.shape[-1]
+        i, j = np.triu_indices(d, 1)
+        terms = [x * d**-0.25, x * x * (2 * d) ** -0.5, x[..., i] * x[..., j] * d**-0.5]
+        return jnp.concatenate([jnp.ones_like(x[..., :1]), *terms], axis=-1)
+      case _:
+        raise ValueError(f"the feature map is {self.name!r}, which is not known.")

@@ -1,0 +1,86 @@
+"""Gated RFA: random features of a Gaussian kernel, normalised, with a decay per head."""
+
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.mixers.parts import QKV, Linear, merge_heads, param, split_heads
+from deltanet_jax.ops.dtypes import wide
+
+
+@settings
+class GatedRFAConfig(MixerConfig):
+  kind: ClassVar[str] = "gated_rfa"
+
+  heads: int | None = None  # None: as many as fill the width
+  head_size: int = 64
+  features: int = 64  # random directions per head; each gives a sine and a cosine
+  seed: int = 0  # of the directions, which are not trained and the same in every layer
+  smallest: float = 0.01  # the denominator is no smaller
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "heads", "head_size", "features", "smallest")
+    check_chunk(self.chunk)
+
+
+@functools.cache
+def directions(seed: int, heads: int, features: int, size: int) -> np.ndarray:
+  """Normal numbers `[H f d]`, the same for a seed in every version of NumPy and JAX."""
+  return np.random.RandomState(seed).standard_normal((heads, features, size))
+
+
+class GatedRFA(LinearAttentionMixer):
+  """o_t = phi(q_t) S_t / max(phi(q_t) z_t, smallest), S_t = a_t S_{t-1} + (1 - a_t) phi(k_t)^T v_t.
+
+  z_t is decayed and added to as S_t, phi(x) = f^-1/2 [sin(W x), cos(W x)] of unit vectors x.
+  """
+
+  Config = GatedRFAConfig
+  recurrence = "S_t = g_t S_{t-1} + (1-g_t) v_t k_tᵀ, z_t = g_t z_{t-1} + (1-g_t) k_t"
+  readout = "o_t = S_t q_t / (z_tᵀ q_t)"
+  normalized = True
+
+  def __init__(
+    self, cfg: GatedRFAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
+    del eps  # there is no norm inside
+    self.cfg = cfg
+    self.heads = H = cfg.heads or max(width // cfg.head_size, 1)
+    self.key_size, self.value_size = 2 * cfg.features, cfg.head_size
+    inner = H * cfg.head_size
+    self.qkv = QKV(width, inner, inner, 0, std=std, rngs=rngs, bias=True)
+    # Of each input of the directions: the kernel's inverse width.
+    self.sharpness = param(jnp.ones((H, cfg.head_size)), None, None, decays=False)
+    self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs, bias=True)
+    self.decay.bias = param(jnp.full(H, 2.0), None)  # remembers for about eight tokens
+    self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs, bias=True)
+
+  def features(self, x):
+    """phi of x `[B L H d]`, as [sines, cosines]."""
+    y = wide(x)
+    squares = (y * y).sum(axis=-1, keepdims=True)
+    # The root of 0 has no gradient; an inner `where` keeps it from being asked for.
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+    cfg = self.cfg
+    W = jnp.asarray(directions(cfg.seed, self.heads, cfg.features, cfg.head_size), y.dtype)
+    W = W * self.sharpness[...].astype(y.dtype)[:, None]
+    angles = jnp.einsum("blhd,hfd->blhf", y / (norm + 1e-3), W)
+    phi = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return (phi * cfg.features**-0.5).astype(x.dtype)
+
+  def mix(self, x, segment_ids, state):
+    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
+    gate = wide(self.decay(x))
+    q, k = self.features(q), jax.nn.sigmoid(-gate)[..., None] * wide(self.features(k))
+    g = jax.nn.log_sigmoid(gate)
+    o, total, state = self.run_normalized(q, k, v, g, segment_ids, state, scale=1.0)
+    o = o / jnp.maximum(total, self.cfg.smallest)
+    return self.out(merge_heads(o.astype(x.dtype))), state

@@ -1,0 +1,81 @@
+"""Linear attention: no decay; queries and keys may have a feature map, outputs a normaliser."""
+
+from typing import ClassVar
+
+from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.feature_maps import (
+  SIGNED_FEATURES,
+  SIGNED_PRODUCTS,
+  FeatureMap,
+  FeatureName,
+)
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, merge_heads, split_heads
+from deltanet_jax.ops.dtypes import wide
+
+
+@settings
+class LinearAttentionConfig(MixerConfig):
+  kind: ClassVar[str] = "linear_attention"
+
+  heads: int = 4
+  expand_k: float = 1.0  # width of all keys together, over the model's
+  expand_v: float = 1.0
+  feature_map: FeatureName = "identity"
+  dpfp_nu: int = 1  # how many rolled copies the map "dpfp" multiplies with
+  sum_norm: bool = False  # features of a query or key sum to 1
+  # Outputs are divided by phi(q_t) z_t, z the sum of keys; without, each head is normed instead,
+  # which would undo the division.
+  normalize: bool = False
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "heads", "expand_k", "expand_v", "dpfp_nu")
+    check_one_of("feature_map", self.feature_map, FeatureName)
+    for name, signed in (("sum_norm", SIGNED_FEATURES), ("normalize", SIGNED_PRODUCTS)):
+      check(
+        not getattr(self, name) or self.feature_map not in signed,
+        f"{name} divides by a sum that may vanish with the feature map {self.feature_map!r},"
+        " expected a map without negative features, for instance 'elu'.",
+      )
+    check_chunk(self.chunk)
+
+
+class LinearAttention(LinearAttentionMixer):
+  """o_t = f^-1/2 phi(q_t) S_t, S_t = S_{t-1} + phi(k_t)^T v_t for f features of a key.
+
+  Normalised, o_t is divided by f^-1/2 phi(q_t) z_t, z_t = z_{t-1} + phi(k_t).
+  """
+
+  Config = LinearAttentionConfig
+  recurrence = "S_t = S_{t-1} + v_t φ(k_t)ᵀ; normalised also z_t = z_{t-1} + φ(k_t)"
+  readout = "o_t = S_t φ(q_t); normalised o_t = S_t φ(q_t) / (z_tᵀ φ(q_t))"
+
+  def __init__(
+    self, cfg: LinearAttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
+    self.cfg, self.normalized = cfg, cfg.normalize
+    self.heads = H = cfg.heads
+    dk = int(width * cfg.expand_k) // H
+    self.value_size = dv = int(width * cfg.expand_v) // H
+    self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
+    make = lambda: FeatureMap(cfg.feature_map, dk, nu=cfg.dpfp_nu, std=std, rngs=rngs)
+    self.q_map, self.k_map = make(), make()
+    self.key_size = self.k_map.size
+    if self.normalized:
+      self.out = Linear((H * dv, width), ("heads", "embed"), std=std, rngs=rngs)
+    else:
+      self.output = HeadOutput(width, H, dv, False, eps=eps, std=std, rngs=rngs)
+
+  def mix(self, x, segment_ids, state):
+    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
+    q, k = self.q_map(q), self.k_map(k)
+    if self.cfg.sum_norm:
+      q, k = (y / (y.sum(axis=-1, keepdims=True) + 1e-4) for y in map(wide, (q, k)))
+    if self.normalized:
+      o, total, state = self.run_normalized(q, k, v, None, segment_ids, state)
+      return self.out(merge_heads((o / (total + 1e-10)).astype(x.dtype))), state
+    o, S = self.run(q, k, v, None, segment_ids, state)
+    return self.output(o, x), None if state is None else dict(S=S)

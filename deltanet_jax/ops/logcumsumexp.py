@@ -1,0 +1,47 @@
+"""Sums of exponentials over time, kept as logarithms."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from deltanet_jax.ops.checks import check_floating, check_segment_ids, check_shape
+from deltanet_jax.ops.documents import changes
+from deltanet_jax.ops.dtypes import state_dtype
+
+# The logarithm of an empty sum; finite, so that differences of two are numbers.
+EMPTY = -1e30
+
+
+def logcumsumexp(
+  x: Float[Array, "B L H M"],
+  *,
+  z0: Float[Array, "B H M"] | None = None,
+  segment_ids: Int[Array, "B L"] | None = None,
+) -> Float[Array, "B L H M"]:
+  """z_t = log(e^{z_{t-1}} + e^{x_t}), by an associative scan over time.
+
+  Args:
+    z0: before the first token, EMPTY if None; it belongs to the first document of a row.
+    segment_ids: documents packed into one row; a sum begins anew wherever the id changes.
+
+  Returns:
+    z, float32 (float64 for float64 inputs).
+  """
+  if x.ndim != 4 or 0 in x.shape:
+    raise ValueError(f"x has shape {x.shape}, expected non-empty [B, L, H, M].")
+  check_floating(x=x, z0=z0)
+  check_segment_ids(segment_ids, x.shape[:2])
+  dtype = state_dtype(x, z0)
+  x = x.astype(dtype)
+  if z0 is not None:
+    check_shape("z0", z0, x[:, 0].shape, "[B, H, M]")
+    x = x.at[:, 0].set(jnp.logaddexp(x[:, 0], z0.astype(dtype)))
+  if segment_ids is None:
+    return lax.associative_scan(jnp.logaddexp, x, axis=1)
+  begins = changes(segment_ids)[:, :, None, None]
+
+  def combine(first, second):
+    (z1, begins1), (z2, begins2) = first, second
+    return jnp.where(begins2, z2, jnp.logaddexp(z1, z2)), begins1 | begins2
+
+  return lax.associative_scan(combine, (x, begins), axis=1)[0]

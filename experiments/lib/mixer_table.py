@@ -1,0 +1,75 @@
+"""The paper's overview of linear recurrent models, with how each is computed here."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from deltanet_jax.mixers import Mixer, build_mixer, mixer_class
+from deltanet_jax.models import PRESETS, preset
+from experiments.lib.tables import table
+
+SIZE = "1.3b"
+HEADER = [
+  "mixer",
+  "recurrence",
+  "read-out",
+  "engine",
+  f"state, {SIZE.upper()}",
+  "decode",
+  "kernels",
+  "efficient form",
+]
+_FORMULAS = (1, 2)
+
+
+def text(names: list[str]) -> str:
+  """Columns for a terminal."""
+  rows = [HEADER, *map(_row, names)]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return "".join(
+    "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() + "\n" for row in rows
+  )
+
+
+def markdown(names: list[str]) -> str:
+  """The same as Markdown, formulas as code."""
+  lines = [_row(name) for name in names]
+  for line in lines:
+    for i in _FORMULAS:
+      line[i] = "`" + line[i].replace("|", "\\|") + "`"
+  return table(HEADER, lines)
+
+
+def _row(kind):
+  mixer = mixer_class(kind)
+  return [
+    kind,
+    mixer.recurrence,
+    mixer.readout,
+    mixer.engine,
+    _state(kind),
+    mixer.decode,
+    mixer.kernels,
+    mixer.efficient_form,
+  ]
+
+
+def _state(kind):
+  """Numbers of one layer's state in the first preset that is made of this mixer alone."""
+  presets = (preset(name) for name in PRESETS if name.endswith(f"-{SIZE}"))
+  pure = (cfg for cfg in presets if [mixer.kind for mixer in cfg.mixers.values()] == [kind])
+  cfg = next(pure, None)
+  if cfg is None:
+    return "–"
+  (settings,) = cfg.mixers.values()
+  mixer = jax.eval_shape(lambda: build_mixer(settings, cfg.width, rngs=nnx.Rngs(params=0)))
+  recurrent = mixer.recurrent_state()
+  if recurrent is not None:
+    return f"{recurrent:,}"
+  return f"{_kept(mixer, 2) - _kept(mixer, 1):,} per token"
+
+
+def _kept(mixer: Mixer, length):
+  state = jax.eval_shape(lambda: mixer.init_state(1, length, jnp.bfloat16))
+  floats = (x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
+  return sum(x.size for x in floats)

@@ -1,0 +1,30 @@
+"""The overview of mixers."""
+
+import pytest
+
+from deltanet_jax.mixers import MIXERS, mixer_class
+from experiments.lib import mixer_table, provenance
+
+
+@pytest.fixture(scope="module")
+def markdown():
+  return mixer_table.markdown(list(MIXERS))
+
+
+@pytest.mark.parametrize("path", ["README.md", "deltanet_jax/mixers/README.md"])
+def test_documents_show_it_as_it_is(path, markdown):
+  text = (provenance.CHECKOUT / path).read_text()
+  if path != "README.md" or "| efficient form" in text:
+    assert markdown in text, "run `python -m experiments.models --mixers --markdown`"
+
+
+def test_says_how_each_mixer_is_computed(markdown):
+  header, *rows = mixer_table.text(["attention", "deltanet"]).splitlines()
+  assert header.split("  ")[0] == "mixer" and header.endswith("efficient form")
+  # 32 heads of 64 for keys and as many for values; 16 heads of 128 x 128.
+  assert "4,096 per token" in rows[0] and f"{16 * 128**2:,}" in rows[1]
+  assert markdown.count("\n") == 2 + len(MIXERS)
+  for kind in MIXERS:
+    mixer = mixer_class(kind)
+    assert mixer.decode in ("state", "cache", "history")
+    assert all((mixer.engine, mixer.efficient_form, mixer.kernels)), kind
