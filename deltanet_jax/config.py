@@ -9,6 +9,8 @@ from typing import ClassVar, Literal, get_args
 
 Remat = Literal["none", "full", "dots"]
 Dtype = Literal["float32", "bfloat16", "float64"]
+Mlp = Literal["swiglu", "rwkv4", "rwkv6"]
+Norm = Literal["rms", "layer"]
 
 # Not frozen, because command-line overrides assign in place; nothing changes one after validate().
 settings = functools.partial(dataclasses.dataclass, kw_only=True, slots=True, unsafe_hash=True)
@@ -56,10 +58,14 @@ class ModelConfig:
   depth: int = 24
   mixers: dict[str, MixerConfig]  # by the name that the pattern calls them
   pattern: tuple[str, ...]  # the mixer of each layer, repeated over the depth
+  mlp: Mlp = "swiglu"  # or RWKV's channel mix; its two versions begin training differently
   mlp_ratio: float = 4.0  # SwiGLU of 2/3 of this, rounded up; 0 for no MLP
-  mlp_multiple: int = 256
+  mlp_multiple: int = 256  # of the SwiGLU's inner width
   mlp_inner: int | None = None  # None: from the ratio
   tied: bool = False  # one matrix for embedding and head
+  logit_cap: float | None = None  # logits become cap tanh(logits / cap); None: they stay
+  norm: Norm = "rms"  # before mixers, MLPs and the head; "layer" has a bias
+  embedding_norm: bool = False  # also after the embedding
   norm_eps: float = 1e-6
   init_std: float = 0.02
   dtype: Dtype = "float32"  # of the computation; parameters are float32
@@ -77,15 +83,18 @@ class ModelConfig:
 
   @property
   def mlp_width(self) -> int:
-    """Inner width of the SwiGLU, 0 without."""
+    """Inner width of the MLP, 0 without."""
     if self.mlp_inner is not None:
       return self.mlp_inner
+    if self.mlp != "swiglu":
+      return int(self.width * self.mlp_ratio)
     return self.mlp_multiple * math.ceil(
       int(self.width * self.mlp_ratio * 2 / 3) / self.mlp_multiple
     )
 
   def validate(self):
     check_positive(self, "vocab", "width", "depth", "mlp_multiple", "norm_eps", "init_std")
+    check_positive(self, "logit_cap")
     check(self.mlp_ratio >= 0, f"mlp_ratio is {self.mlp_ratio}, expected 0 or more.")
     check(len(self.pattern) > 0, "pattern is empty, expected the names of mixers.")
     check(
@@ -97,6 +106,8 @@ class ModelConfig:
     check(known <= used, f"mixers has {sorted(known - used)}, which pattern does not name.")
     check_one_of("dtype", self.dtype, Dtype)
     check_one_of("remat", self.remat, Remat)
+    check_one_of("mlp", self.mlp, Mlp)
+    check_one_of("norm", self.norm, Norm)
     for mixer in self.mixers.values():
       mixer.validate()
 

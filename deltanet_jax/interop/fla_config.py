@@ -147,6 +147,12 @@ def to_fla(cfg: ModelConfig) -> dict:
     )
   if not cfg.mlp_width:
     raise ValueError("the model has no MLP; the format holds only layers with one.")
+  plain = dict(mlp="swiglu", norm="rms", embedding_norm=False, logit_cap=None)
+  for name, value in plain.items():
+    if getattr(cfg, name) != value:
+      raise ValueError(
+        f"the model has {name} = {getattr(cfg, name)!r}; the format holds only {value!r}."
+      )
   if cfg.dtype == "float64":
     raise ValueError("the model computes in float64; the format holds float32 or bfloat16.")
   kind = kinds[type(own[0])]

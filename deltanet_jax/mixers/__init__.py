@@ -3,21 +3,30 @@
 import importlib
 
 from deltanet_jax.config import MixerConfig
-from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
 
 # Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
 MIXERS: dict[str, str | type[Mixer]] = {
   "abc": "deltanet_jax.mixers.slots:ABC",
   "attention": "deltanet_jax.mixers.attention:Attention",
+  "block_deltanet": "deltanet_jax.mixers.block_deltanet:BlockDeltaNet",
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
+  "deltaproduct": "deltanet_jax.mixers.deltaproduct:DeltaProduct",
   "dfw": "deltanet_jax.mixers.dfw:DFW",
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
   "gated_rfa": "deltanet_jax.mixers.gated_rfa:GatedRFA",
   "gla": "deltanet_jax.mixers.gla:GLA",
   "gsa": "deltanet_jax.mixers.slots:GSA",
+  "hgrn2": "deltanet_jax.mixers.hgrn2:HGRN2",
+  "kda": "deltanet_jax.mixers.kda:KDA",
   "linear_attention": "deltanet_jax.mixers.linear_attention:LinearAttention",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
+  "mamba2": "deltanet_jax.mixers.mamba2:Mamba2",
+  "mlstm": "deltanet_jax.mixers.mlstm:MLSTM",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
+  "rwkv4": "deltanet_jax.mixers.rwkv4:RWKV4",
+  "rwkv6": "deltanet_jax.mixers.rwkv6:RWKV6",
+  "rwkv7": "deltanet_jax.mixers.rwkv7:RWKV7",
 }
 
 
@@ -37,9 +46,11 @@ def mixer_config(kind: str) -> type[MixerConfig]:
   return mixer_class(kind).Config
 
 
-def build_mixer(cfg: MixerConfig, width: int, **options) -> Mixer:
+def build_mixer(cfg: MixerConfig, width: int, *, layer: Layer = ONLY_LAYER, **options) -> Mixer:
   """The mixer that these settings are of; options are `rngs`, and `eps`, `std` if need be."""
-  return mixer_class(cfg.kind)(cfg, width, **options)
+  mixer = mixer_class(cfg.kind)
+  own = dict(layer=layer) if mixer.by_layer else {}
+  return mixer(cfg, width, **own, **options)
 
 
-__all__ = ["MIXERS", "Mixer", "build_mixer", "mixer_class", "mixer_config"]
+__all__ = ["MIXERS", "Layer", "Mixer", "build_mixer", "mixer_class", "mixer_config"]

@@ -1,13 +1,23 @@
 """What every mixer offers, and what settings of several mixers are checked for."""
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import MixerConfig, check, check_one_of
 from deltanet_jax.ops.delta_rule import Implementation
+
+
+class Layer(NamedTuple):
+  """Which layer of a model a mixer is in; the index may be traced."""
+
+  index: int | Int[Array, ""] = 0
+  depth: int = 1
+
+
+ONLY_LAYER = Layer()
 
 
 class Mixer(nnx.Module, abc.ABC):
@@ -31,6 +41,10 @@ class Mixer(nnx.Module, abc.ABC):
   decode: ClassVar[str] = "state"
   # Entries of the state that `mix` may be given as a `Slot`, and then returns as one.
   in_place: ClassVar[tuple[str, ...]] = ()
+  # Whether initial weights depend on the layer; the constructor then takes `layer`, a `Layer`.
+  by_layer: ClassVar[bool] = False
+  # Whether `mix` takes `lower_bound` [D] of its decay, which the model learns for all layers.
+  bounded: ClassVar[bool] = False
 
   @abc.abstractmethod
   def init_state(self, batch: int, max_length: int, dtype) -> Any:

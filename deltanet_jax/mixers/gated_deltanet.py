@@ -50,13 +50,21 @@ class GatedDeltaNet(DeltaRuleMixer):
   readout = "o_t = S_t q_t"
 
   def __init__(
-    self, cfg: GatedDeltaNetConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+    self,
+    cfg: GatedDeltaNetConfig,
+    width: int,
+    *,
+    eps: float = 1e-6,
+    std: float = 0.02,
+    steps: int = 1,
+    rngs,
   ):
+    """`steps` is the number of keys, values and betas of a token."""
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
-    self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, steps=steps)
+    self.beta = Linear((width, steps * H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     # The published range begins at 0, where the logarithm is lost.
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1e-3, 16.0)
@@ -64,15 +72,20 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.dt_bias = param(dt_bias(rngs, (H,)), None)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
-  def mix(self, x, segment_ids, state):
+  def projections(self, x, segment_ids, state):
+    """((q, k, v), beta, g, convolution states), q to beta with all channels in one axis."""
     wide = wide_dtype(x.dtype)
     (q, k, v), convs = self.qkv(x, segment_ids, state)
     q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     norm = lambda y: l2_norm(y, self.key_size)
     q, k = (per_head(norm, y, self.key_size) for y in (q, k))
-    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
+    return (q, k, v), beta, g, convs
+
+  def mix(self, x, segment_ids, state):
+    qkv, beta, g, convs = self.projections(x, segment_ids, state)
+    q, k, v = (split_heads(y, self.heads) for y in qkv)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.ops import delta_rule, delta_rule_step, linear_attention, slot
+from deltanet_jax.ops import delta_rule, delta_rule_step, dplr, linear_attention, slot
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import locally
 
@@ -66,7 +66,8 @@ class DeltaRuleMixer(MatrixStateMixer):
       )
 
     S0 = None if state is None else slot.read(state["S"])
-    names = (*(_TOKENS,) * 3, _TOKENS[:3], _TOKENS[:3], _STATE, _SEGMENTS)
+    gate = _TOKENS[: 3 if g is None else g.ndim]
+    names = (*(_TOKENS,) * 3, _TOKENS[:3], gate, _STATE, _SEGMENTS)
     o, S = locally(rule, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
     return o, S if state is None else slot.write(state["S"], S)
 
@@ -123,3 +124,27 @@ class LinearAttentionMixer(MatrixStateMixer):
     o, S = self.run(q, k, v, g, segment_ids, state, scale=scale)
     o = o.astype(wide_dtype(o.dtype))
     return o[..., :-1], o[..., -1:], None if state is None else dict(S=S[..., :-1], z=S[..., -1])
+
+
+class DPLRMixer(MatrixStateMixer):
+  """A mixer whose transition is diagonal plus low rank; the settings have chunk."""
+
+  engine = "dplr"
+  efficient_form = "chunkwise, UT"
+
+  def erasing_flops(self, C):
+    # Three more scores, the inverse, X times rows and values, A K^T V, B^T R, W S and B's output.
+    dk, dv = self.key_size, self.value_size
+    return 4 * C * dk + 3 * C * dv + 2 * dk * dv + C * C / 3
+
+  def run(self, q, k, v, a, b, g, segment_ids, state, *, scale):
+    """(o, S) from "S" of the state or from nothing; g is per key channel."""
+
+    def rule(q, k, v, a, b, g, S0, segment_ids):
+      form = "recurrent" if q.shape[1] == 1 else None
+      options = dict(scale=scale, chunk=self.cfg.chunk, implementation=form)
+      return dplr(q, k, v, a, b, g=g, S0=S0, segment_ids=segment_ids, **options)
+
+    S0 = None if state is None else state["S"]
+    names = (*(_TOKENS,) * 6, _STATE, _SEGMENTS)
+    return locally(rule, (q, k, v, a, b, g, S0, segment_ids), names, (_TOKENS, _STATE))

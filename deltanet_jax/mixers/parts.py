@@ -73,6 +73,20 @@ class ShortConv(nnx.Module):
     return jnp.zeros((B, width - 1, channels), dtype)
 
 
+class LowRank(nnx.Module):
+  """act(x A) B (+ b), where A has `rank` columns and at first the scale `down_std`, or `std`."""
+
+  def __init__(self, width, rank, size, *, std, rngs, bias=False, act=None, down_std=None):
+    down_std = std if down_std is None else down_std
+    self.down = Linear((width, rank), ("embed", None), std=down_std, rngs=rngs)
+    self.up = Linear((rank, size), (None, "heads"), std=std, rngs=rngs, bias=bias)
+    self.act = act
+
+  def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L d"]:
+    y = self.down(x)
+    return self.up(y if self.act is None else self.act(y))
+
+
 class SwiGLU(nnx.Module):
   """(silu(x W_gate) * (x W_up)) W_down."""
 
@@ -101,16 +115,20 @@ def merge_heads(x: Float[Array, "B L H dh"]) -> Float[Array, "B L d"]:
 
 
 class QKV(nnx.Module):
-  """Projections to q, k and v, each followed by a short convolution if `conv` > 0."""
+  """Projections to q, k and v, each followed by a short convolution if `conv` > 0.
 
-  def __init__(self, width, key_width, value_width, conv, *, std, rngs, bias=False):
+  A token has one query and `steps` keys and values.
+  """
+
+  def __init__(self, width, key_width, value_width, conv, *, std, rngs, bias=False, steps=1):
+    k_width, v_width = steps * key_width, steps * value_width
     into = dict(axes=("embed", "heads"), std=std, rngs=rngs, bias=bias)
     make = lambda size: Linear((width, size), **into)
-    self.q, self.k, self.v = make(key_width), make(key_width), make(value_width)
+    self.q, self.k, self.v = make(key_width), make(k_width), make(v_width)
     make = lambda size: ShortConv(conv, size, "heads", std=std, rngs=rngs)
     self.q_conv = make(key_width) if conv else None
-    self.k_conv = make(key_width) if conv else None
-    self.v_conv = make(value_width) if conv else None
+    self.k_conv = make(k_width) if conv else None
+    self.v_conv = make(v_width) if conv else None
 
   def init_state(self, batch, dtype):
     """The convolutions' states by name, none without convolutions."""
@@ -132,12 +150,18 @@ class QKV(nnx.Module):
 
 
 class HeadOutput(nnx.Module):
-  """RMSNorm per head, times silu of a gate if there is one, and the output projection."""
+  """RMSNorm per head, times silu of a gate if there is one, and the output projection.
 
-  def __init__(self, width, heads, value_size, gate, *, eps, std, rngs):
+  The gate is of full rank, or what `gate` is given as instead of True, squashed by `squash`.
+  """
+
+  def __init__(self, width, heads, value_size, gate, *, eps, std, rngs, squash=jax.nn.silu):
     inner = heads * value_size
     self.norm = RMSNorm(value_size, None, eps=eps)
-    self.gate = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs) if gate else None
+    self.squash = squash
+    if gate is True:
+      gate = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs)
+    self.gate = gate or None
     self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def __call__(self, o, x):
@@ -146,7 +170,7 @@ class HeadOutput(nnx.Module):
     norm = lambda o, scale: rms_norm(o, scale, eps)
     o = per_head(norm, merge_heads(o.astype(x.dtype)), scale.shape[0], scale)
     if self.gate is not None:
-      o = o * jax.nn.silu(self.gate(x))
+      o = o * self.squash(self.gate(x))
     return self.out(o)
 
 

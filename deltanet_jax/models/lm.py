@@ -11,7 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import ModelConfig
-from deltanet_jax.mixers.parts import Linear, RMSNorm, normal, param
+from deltanet_jax.mixers import mixer_class
+from deltanet_jax.mixers.parts import Linear, normal, param
+from deltanet_jax.models.block import make_norm
+from deltanet_jax.models.bounds import Bounds
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.checks import check_segment_ids
 from deltanet_jax.ops.dtypes import wide_dtype
@@ -26,8 +29,15 @@ class LM(nnx.Module):
     cfg.validate()
     self.cfg = cfg = dataclasses.replace(cfg)
     self.embedding = param(normal(rngs, (cfg.vocab, cfg.width), cfg.init_std), "vocab", "embed")
-    self.stacks = nnx.List([Stack(cfg, repeat, rngs=rngs) for repeat in find_repeats(cfg.layers)])
-    self.norm = RMSNorm(cfg.width, "embed", eps=cfg.norm_eps)
+    self.embedding_norm = make_norm(cfg) if cfg.embedding_norm else None
+    stacks, first = [], 0
+    for repeat in find_repeats(cfg.layers):
+      stacks.append(Stack(cfg, repeat, first, rngs=rngs))
+      first += len(repeat.unit) * repeat.times
+    self.stacks = nnx.List(stacks)
+    bounded = [mixer_class(cfg.mixers[name].kind).bounded for name in cfg.layers]
+    self.bounds = Bounds(bounded, cfg.width) if any(bounded) else None
+    self.norm = make_norm(cfg)
     head = dict(shape=(cfg.width, cfg.vocab), axes=("embed", "vocab"))
     self.head = None if cfg.tied else Linear(**head, std=cfg.init_std, rngs=rngs)
 
@@ -49,14 +59,30 @@ class LM(nnx.Module):
     # And in its own float32: the gradient sums over all tokens that are the same.
     x = constrain(self.embedding[...], None, None)[tokens].astype(self.cfg.dtype)
     x = constrain(x, "batch", "length", None)
+    if self.embedding_norm is not None:
+      x = self.embedding_norm(x)
     new = []
-    for i, stack in enumerate(self.stacks):
-      x, after = stack(x, segment_ids, None if state is None else state[i])
+    for i, (stack, bounds) in enumerate(zip(self.stacks, self._bounds())):
+      x, after = stack(x, segment_ids, None if state is None else state[i], bounds)
       new.append(after)
     return self.norm(x), None if state is None else new
 
-  def logits(self, x: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
-    return head_logits(x, self.head_kernel())
+  def _bounds(self) -> list[list[Array | None]]:
+    """Of each stack, for each block of its unit, the lower bounds of its decay."""
+    units = [(len(stack.names), stack.times) for stack in self.stacks]
+    if self.bounds is None:
+      return [[None] * size for size, _ in units]
+    return self.bounds(units)
+
+  def logits(
+    self, x: Float[Array, "*b D"], kernel: Float[Array, "D V"] | None = None
+  ) -> Float[Array, "*b V"]:
+    """Of features; `kernel` is that of the head where it is at hand."""
+    logits, cap = (
+      head_logits(x, self.head_kernel() if kernel is None else kernel),
+      self.cfg.logit_cap,
+    )
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
   def head_kernel(self) -> Float[Array, "D V"]:
     """The head's weights, whole but for a split of the vocabulary."""

@@ -8,14 +8,22 @@ from collections.abc import Callable
 
 from deltanet_jax.config import MixerConfig, ModelConfig, nearest
 from deltanet_jax.mixers.attention import AttentionConfig
+from deltanet_jax.mixers.block_deltanet import BlockDeltaNetConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.deltaproduct import DeltaProductConfig
 from deltanet_jax.mixers.dfw import DFWConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.mixers.gated_rfa import GatedRFAConfig
 from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.hgrn2 import HGRN2Config
+from deltanet_jax.mixers.kda import KDAConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
+from deltanet_jax.mixers.mamba2 import Mamba2Config
+from deltanet_jax.mixers.mlstm import MLSTMConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
+from deltanet_jax.mixers.rwkv4 import RWKV4Config
+from deltanet_jax.mixers.rwkv6 import RWKV6Config
 from deltanet_jax.mixers.slots import ABCConfig, GSAConfig
 
 
@@ -27,7 +35,9 @@ class _Size:
   window: int = 2048
   attention: dict = dataclasses.field(default_factory=dict)
   deltanet: dict = dataclasses.field(default_factory=dict)
-  gated_deltanet: dict = dataclasses.field(default_factory=dict)
+  gated_deltanet: dict = dataclasses.field(default_factory=dict)  # and DeltaProduct
+  kda: dict = dataclasses.field(default_factory=dict)
+  block_deltanet: dict = dataclasses.field(default_factory=dict)
   retnet: dict = dataclasses.field(default_factory=dict)
   gla: dict = dataclasses.field(default_factory=dict)
   mamba: dict = dataclasses.field(default_factory=dict)
@@ -36,6 +46,11 @@ class _Size:
   dfw: dict = dataclasses.field(default_factory=dict)
   abc: dict = dataclasses.field(default_factory=dict)
   gsa: dict = dataclasses.field(default_factory=dict)
+  mamba2: dict = dataclasses.field(default_factory=dict)
+  mlstm: dict = dataclasses.field(default_factory=dict)
+  hgrn2: dict = dataclasses.field(default_factory=dict)
+  rwkv4: dict = dataclasses.field(default_factory=dict)
+  rwkv6: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -57,6 +72,8 @@ _SIZES = {
     attention=dict(head_size=16),
     deltanet=dict(key_size=32, value_size=32, chunk=16),
     gated_deltanet=dict(key_size=16, value_size=32, chunk=16),
+    kda=dict(key_size=32, value_size=32, chunk=16),
+    block_deltanet=dict(key_size=32, block_size=16, value_size=32, chunk=16),
     retnet=dict(heads=2, chunk=16),
     gla=dict(heads=2, chunk=16),
     mamba=dict(chunk=16),
@@ -65,6 +82,11 @@ _SIZES = {
     dfw=dict(head_size=32, chunk=16),
     abc=dict(heads=2, slots=8, chunk=16),
     gsa=dict(heads=2, slots=8, chunk=16),
+    mamba2=dict(head_size=16, state_size=16, chunk=16),
+    mlstm=dict(heads=2, chunk=16),
+    hgrn2=dict(key_size=32, chunk=16),
+    rwkv4=dict(chunk=16),
+    rwkv6=dict(head_size=32, shift_rank=8, decay_rank=8, chunk=16),
   ),
 }
 
@@ -91,6 +113,12 @@ def _mamba(size: _Size, **changes) -> ModelConfig:
   return size.pure(mixer, depth=2 * size.depth, mlp_ratio=0.0, norm_eps=1e-5)
 
 
+def _rwkv(size: _Size, mixer: MixerConfig, mlp_ratio: float) -> ModelConfig:
+  """Its own channel mix in place of the MLP; LayerNorms, one of them after the embedding."""
+  norms = dict(norm="layer", embedding_norm=True, norm_eps=1e-5)
+  return size.pure(mixer, mlp=mixer.kind, mlp_ratio=mlp_ratio, **norms)
+
+
 _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "deltanet": lambda s: s.pure(DeltaNetConfig(**s.deltanet)),
   "deltanet-noconv": lambda s: s.pure(DeltaNetConfig(**s.deltanet, conv=0)),
@@ -100,6 +128,9 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "gated-deltanet": lambda s: s.pure(
     GatedDeltaNetConfig(**s.gated_deltanet), depth=min(s.depth, 21)
   ),
+  "deltaproduct": lambda s: s.pure(DeltaProductConfig(**s.gated_deltanet), depth=min(s.depth, 21)),
+  "kda": lambda s: s.pure(KDAConfig(**s.kda)),
+  "block-deltanet": lambda s: s.pure(BlockDeltaNetConfig(**s.block_deltanet)),
   "retnet": lambda s: s.pure(RetNetConfig(**s.retnet), mlp_ratio=2.0),
   "gla": lambda s: s.pure(GLAConfig(**s.gla)),
   "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
@@ -110,6 +141,13 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "dfw": lambda s: s.pure(DFWConfig(**s.dfw)),
   "abc": lambda s: s.pure(ABCConfig(**s.abc)),
   "gsa": lambda s: s.pure(GSAConfig(**s.gsa)),
+  "mamba2": lambda s: s.pure(
+    Mamba2Config(**s.mamba2), depth=2 * s.depth, mlp_ratio=0.0, norm_eps=1e-5
+  ),
+  "mlstm": lambda s: s.pure(MLSTMConfig(**s.mlstm), mlp_multiple=64, logit_cap=30.0),
+  "hgrn2": lambda s: s.pure(HGRN2Config(**s.hgrn2)),
+  "rwkv4": lambda s: _rwkv(s, RWKV4Config(**s.rwkv4), 4.0),
+  "rwkv6": lambda s: _rwkv(s, RWKV6Config(**s.rwkv6), 3.5),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.
@@ -117,7 +155,7 @@ PRESETS: tuple[str, ...] = tuple(
   f"{family}-{size}"
   for size in _SIZES
   for family in _FAMILIES
-  if size != "3b" or family.startswith("deltanet")
+  if size != "3b" or family.split("-")[0] == "deltanet"
 )
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array
 
 from deltanet_jax.config import ModelConfig
+from deltanet_jax.mixers import Layer
 from deltanet_jax.models.block import Block
 from deltanet_jax.ops import slot
 from deltanet_jax.sharding import constrain
@@ -47,43 +48,49 @@ def find_repeats(layers: tuple[str, ...]) -> list[Repeat]:
 class Unit(nnx.Module):
   """Consecutive layers, applied in turn."""
 
-  def __init__(self, cfg: ModelConfig, names: tuple[str, ...], *, rngs):
-    self.blocks = nnx.List([Block(cfg, name, rngs=rngs) for name in names])
+  def __init__(self, cfg: ModelConfig, names: tuple[str, ...], first, *, rngs):
+    layers = (Layer(first + i, cfg.depth) for i in range(len(names)))
+    self.blocks = nnx.List(
+      [Block(cfg, name, layer, rngs=rngs) for name, layer in zip(names, layers)]
+    )
 
-  def __call__(self, x, segment_ids, states, layer):
+  def __call__(self, x, segment_ids, states, layer, bounds):
     """x after the blocks, and `states`, those of all repetitions, with number `layer` replaced."""
     new = []
     for i, block in enumerate(self.blocks):
       state = None
       if states is not None:
         state = slot.take(states[i], layer, block.mixer.in_place)
-      x, state = block(x, segment_ids, state)
+      x, state = block(x, segment_ids, state, bounds[i])
       new.append(None if states is None else slot.put(states[i], layer, state))
     return x, None if states is None else new
 
 
 class Stack(nnx.Module):
-  """A unit repeated; every weight and state has a leading axis of length `times`."""
+  """A unit repeated from layer `first` on; weights and states have a leading axis, `times` long."""
 
-  def __init__(self, cfg: ModelConfig, repeat: Repeat, *, rngs):
+  def __init__(self, cfg: ModelConfig, repeat: Repeat, first: int, *, rngs):
     self.times, self.names = repeat.times, repeat.unit
     self.remat, self.scan = cfg.remat, cfg.scan
-    make = lambda key: Unit(cfg, repeat.unit, rngs=nnx.Rngs(key))
-    self.unit = jax.vmap(make)(jax.random.split(rngs.params(), repeat.times))
+    make = lambda key, first: Unit(cfg, repeat.unit, first, rngs=nnx.Rngs(key))
+    firsts = first + len(repeat.unit) * jnp.arange(repeat.times, dtype=jnp.int32)
+    self.unit = jax.vmap(make)(jax.random.split(rngs.params(), repeat.times), firsts)
 
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
-    make = lambda unit: [b.mixer.init_state(batch, max_length, dtype) for b in unit.blocks]
+    make = lambda unit: [b.init_state(batch, max_length, dtype) for b in unit.blocks]
     return jax.vmap(make)(self.unit)
 
-  def __call__(self, x: Array, segment_ids, states) -> tuple[Array, Any]:
+  def __call__(self, x: Array, segment_ids, states, bounds) -> tuple[Array, Any]:
+    """Args: bounds: of each block's decay `[times D]`, or None."""
+
     def body(carry, xs):
       # All states are carried and one is replaced, in place: as inputs and outputs of the scan they
       # would be copied for every token.
-      (x, states), (unit, layer) = carry, xs
-      return unit(constrain(x, "batch", "length", None), segment_ids, states, layer), None
+      (x, states), (unit, layer, bounds) = carry, xs
+      return unit(constrain(x, "batch", "length", None), segment_ids, states, layer, bounds), None
 
     if self.remat != "none" and states is None:
       # Inside a scan nothing can be merged with the forward pass, so no barrier is needed.
       body = jax.checkpoint(body, policy=_POLICIES[self.remat], prevent_cse=not self.scan)
-    layers = (self.unit, jnp.arange(self.times, dtype=jnp.int32))
+    layers = (self.unit, jnp.arange(self.times, dtype=jnp.int32), bounds)
     return lax.scan(body, (x, states), layers, unroll=1 if self.scan else self.times)[0]

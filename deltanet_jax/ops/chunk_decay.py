@@ -17,7 +17,8 @@ _MIN_LOG_DECAY = -104.0
 # gate) plus a remainder below 2^-11: one plain sum near -1000 would leave differences of
 # neighbouring tokens an absolute error of 1e-4, and so their decay a relative one.
 _GRID = 2.0**10
-_SUB_CHUNK = 16
+# Rows of a block whose scores are summed densely.
+_DENSE = 4
 
 
 class Decay(NamedTuple):
@@ -96,39 +97,38 @@ def scores(F, K, decay: Decay | None, mask):
 
 
 def _vector_scores(F, K, decay):
-  """Secondary chunking: products of rescaled rows off the diagonal, a dense sum on it.
+  """Halves upon halves: dense sums in the smallest blocks, products of rescaled rows elsewhere.
 
-  For sub-chunk I of the rows and earlier J of the keys both factors exp(b_I - z_I), exp(z_I - b_J)
-  are <= 1 with z_I = b at the first row of I. The diagonal sub-chunks have no such pivot.
+  Rows of a block's second half see keys of its first by exp(b_i - z) exp(z - b_j), both <= 1 with
+  z = b at the first row of the second half. So a level takes one exponential per row and channel,
+  where a dense sum takes as many as the block has rows.
   """
-  X, C, dk = F.shape
-  c = min(_SUB_CHUNK, C)
-  n = -(-C // c)
+  C, dk = K.shape
+  s = min(_DENSE, C)
+  padded = s << (-(-C // s) - 1).bit_length()
 
-  def split(x, mode):
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n * c - C), (0, 0)], mode=mode)
-    return x.reshape(*x.shape[:-2], n, c, dk)
+  def split(x, s, mode="constant"):
+    """[.. C dk] to [.. n s dk]."""
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, padded - x.shape[-2]), (0, 0)], mode=mode)
+    return x.reshape(*x.shape[:-2], padded // s, s, dk)
 
-  hi, lo = split(decay.hi, "edge"), split(decay.lo, "edge")
-  F, Ks = split(F, "constant"), split(K, "constant")
-
-  below = np.tril(np.ones((c, c), bool))[None, :, :, None]
-  inner = jnp.exp(
-    _difference(hi[:, :, None], lo[:, :, None], hi[:, None], lo[:, None], below)
-  )  # [n c c dk]
-  diagonal = jnp.einsum("xnid,nijd->xnij", F, Ks[:, None] * inner)
-  # [X n c (n c)]: rank four throughout, see `_over_chunks` of the delta rule for why that matters.
-  own = np.kron(np.eye(n), np.ones((1, c)))
-  G = jnp.concatenate([diagonal] * n, axis=3) * jnp.asarray(own, F.dtype)[None, :, None]
-  if n > 1:
-    earlier = np.kron(np.tril(np.ones((n, n)), -1), np.ones((1, c)))[:, :, None]
-    hi_z, lo_z = hi[:, :1], lo[:, :1]
-    from_pivot = jnp.exp((hi - hi_z) + (lo - lo_z))
-    whole = lambda x: x.reshape(1, n * c, dk)
-    to_pivot = jnp.exp(_difference(hi_z, lo_z, whole(hi), whole(lo), earlier > 0))  # [n (n c) dk]
-    keys = whole(Ks) * to_pivot * jnp.asarray(earlier, F.dtype)
-    G = G + jnp.einsum("xnid,njd->xnij", F * from_pivot[None], keys)
-  return G.reshape(X, n * c, n * c)[:, :C, :C]
+  hi, lo = split(decay.hi, s, "edge"), split(decay.lo, s, "edge")
+  below = np.tril(np.ones((s, s), bool))[None, :, :, None]
+  inner = jnp.exp(_difference(hi[:, :, None], lo[:, :, None], hi[:, None], lo[:, None], below))
+  keys = split(K, s)[:, None] * inner  # [n s s dk]
+  G = jnp.einsum("xnid,nijd->xnij", split(F, s), keys)
+  while s < padded:
+    halves = lambda x, mode="constant": split(x, s, mode).reshape(*x.shape[:-2], -1, 2, s, dk)
+    hi, lo = halves(decay.hi, "edge"), halves(decay.lo, "edge")
+    hi_z, lo_z = hi[:, 1, :1], lo[:, 1, :1]
+    from_pivot = jnp.exp((hi[:, 1] - hi_z) + (lo[:, 1] - lo_z))
+    to_pivot = jnp.exp((hi_z - hi[:, 0]) + (lo_z - lo[:, 0]))
+    rows, keys = halves(F)[:, :, 1] * from_pivot[None], halves(K)[:, 0] * to_pivot
+    low = jnp.einsum("xnid,njd->xnij", rows, keys)
+    upper = jnp.concatenate([G[:, ::2], jnp.zeros_like(low)], axis=3)
+    G = jnp.concatenate([upper, jnp.concatenate([low, G[:, 1::2]], axis=3)], axis=2)
+    s *= 2
+  return G[:, 0, :C, :C]
 
 
 def read(P, V, decay: Decay | None):

@@ -26,6 +26,21 @@ def rms_norm(
   return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(x.dtype)
 
 
+def layer_norm(
+  x: Float[Array, "*b n"],
+  scale: Float[Array, " n"],
+  bias: Float[Array, " n"] | None,
+  eps: float,
+  size: int | None = None,
+) -> Float[Array, "*b n"]:
+  """scale (x - mean) / sqrt(variance + eps) + bias for every `size` channels, all if None."""
+  size = size or x.shape[-1]
+  y = _normalize(_center(x, size), size, eps, True)
+  over = lambda weight: weight.astype(y.dtype).reshape((1,) * (x.ndim - 1) + weight.shape)
+  y = y * over(scale)
+  return (y if bias is None else y + over(bias)).astype(x.dtype)
+
+
 def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / sqrt(sum(x^2) + 1e-6) for every `size` channels, all if None."""
   return _normalize(x, size or x.shape[-1], _EPS, False).astype(x.dtype)
@@ -109,3 +124,16 @@ def _normalize_backward(size, eps, mean, args, d):
 def _normalize(x, size, eps, mean):
   """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
   return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)
+
+
+# A projection is its own transpose; by hand, as parts of bfloat16 are no way for a gradient.
+def _center_backward(size, args, d):
+  (x,) = args
+  return (_center(d, size).astype(x.dtype),)
+
+
+@backward_by_hand(_center_backward, static=(1,))
+def _center(x, size):
+  """x minus the mean of every `size` channels, float32 at least."""
+  center = lambda heads, x, *, eps, weight: wide(x) - heads.spread(heads.sums(wide(x))) * weight
+  return _by_platform(center, (x,), size, 0.0, 1 / size)

@@ -7,7 +7,6 @@ from jaxtyping import Array
 
 from deltanet_jax import sharding
 from deltanet_jax.models import LM
-from deltanet_jax.models.lm import head_logits
 from deltanet_jax.ops.dtypes import wide_dtype
 
 
@@ -31,7 +30,7 @@ def batch_totals(
   @jax.checkpoint
   def add_chunk(totals, xs):
     x, targets, mask = xs
-    logits = sharding.constrain(head_logits(x, kernel), "batch", "length", "vocab")
+    logits = sharding.constrain(model.logits(x, kernel), "batch", "length", "vocab")
     # A sum over the vocabulary, not a lookup: that would gather it where it is split.
     vocab = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
     right = jnp.where(targets[..., None] == vocab, logits, 0).sum(axis=-1)

@@ -29,7 +29,7 @@ def decoding_loop(target):
   stops = jax.ShapeDtypeStruct((0,), jnp.int32)
   run = lambda model, now, stops: decode(model, now, stops, 8, Sampling())
   compiled = compile_function(targets.one(target), run, (model, now, stops), donate=(1,))
-  return compiled.hlo, now.state[0][0]["S"].shape
+  return compiled.hlo, now.state[0][0]["mixer"]["S"].shape
 
 
 @pytest.mark.aot

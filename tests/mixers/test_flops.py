@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from deltanet_jax.mixers import MIXERS, mixer_class
-from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, MatrixStateMixer
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, DPLRMixer, MatrixStateMixer
 from deltanet_jax.mixers.parts import Linear
 from deltanet_jax.ops import selective_scan
 from deltanet_jax.ops.triangular import unit_lower_inverse
@@ -37,7 +37,9 @@ def weights(mixer):
 
 def gate_sums(mixer):
   """Log decays are summed by two products with a triangle, which is no work of the recurrence."""
-  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size, "gated_rfa": 1}
+  channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size, "kda": mixer.key_size}
+  channels |= {"rwkv7": mixer.key_size, "deltaproduct": getattr(mixer.cfg, "steps", 1)}
+  channels["gated_rfa"] = 1
   if mixer.cfg.kind == "dfw":
     channels["dfw"] = mixer.key_size + mixer.value_size
   if mixer.cfg.kind in ("abc", "gsa"):
@@ -52,10 +54,12 @@ def of_chunks(mixer):
   length = 4 * CHUNK
   counted = products(lambda mixer, x: mixer(x), mixer, shape(1, length, D)) / length
   counted -= weights(mixer) + gate_sums(mixer)
-  if isinstance(mixer, DeltaRuleMixer):
+  if isinstance(mixer, DeltaRuleMixer | DPLRMixer):
     # The inverse of blocks up to 16 is by whole products under masks; see the test below.
     inverse = products(unit_lower_inverse, shape(1, CHUNK, CHUNK))
-    counted += mixer.heads * (2 * CHUNK**3 / 3 - inverse) / CHUNK
+    # Inverses per token: each head's, of all its blocks and steps.
+    inverses = mixer.heads * getattr(mixer, "blocks", 1) * getattr(mixer.cfg, "steps", 1)
+    counted += inverses * (2 * CHUNK**3 / 3 - inverse) / CHUNK
   return counted, mixer.flops(length)
 
 

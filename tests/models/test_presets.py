@@ -24,6 +24,19 @@ def gated_deltanet(d, H):
   return d * (2 * 256 * H + 3 * 512 * H + 2 * H) + 2 * H + 4 * (2 * 256 + 512) * H + 512
 
 
+def deltaproduct(d, H, n):
+  return gated_deltanet(d, H) + (n - 1) * H * ((256 + 512) * (d + 4) + d)
+
+
+def kda(d):
+  H = d // 128
+  return 4 * d * d + d * H + 12 * d + 2 * 2 * 128 * d + H + 2 * d + 128
+
+
+def block_deltanet(d):
+  return 4 * d * d + d * (d // 512) + 12 * d + 512
+
+
 def gla(d, conv=0):
   return 4 * d * d + d * 16 + 16 * d // 2 + d // 2 + d // 4 + conv * 2 * d
 
@@ -49,6 +62,33 @@ def abc(d):
   return 4 * d * d + d * 4 * 64 + d // 4
 
 
+def mamba2(d):
+  c, N, H = 2 * d, 128, 2 * d // 64
+  return d * (2 * c + 2 * N + H) + 5 * (c + 2 * N) + 3 * H + c + c * d
+
+
+def mlstm(d):
+  return 4 * d * d + 2 * (4 * d + 4) + d
+
+
+def hgrn2(d):
+  return 4 * d * d + d
+
+
+def rwkv4(d):
+  return 4 * d * d + 5 * d
+
+
+def rwkv6(d):
+  return 5 * d * d + 2 * d * 5 * 32 + 2 * d * 64 + 6 * d + 4 * d
+
+
+def rwkv_model(d, layers, mixer, inner):
+  """LayerNorms, one after the embedding; a channel mix with shares of two uses."""
+  per_layer = mixer + 4 * d + 2 * d * inner + d * d + 2 * d
+  return layers * per_layer + 4 * d + 2 * V * d
+
+
 # name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
@@ -65,6 +105,9 @@ SIZES = {
   "dfw-340m": (model(1024, 24, dfw(1024), 2816), None),
   "abc-340m": (model(1024, 24, abc(1024), 2816), 380.2),
   "gsa-340m": (model(1024, 24, gsa(1024), 2816), 380.2),
+  "deltaproduct-340m": (model(1024, 21, deltaproduct(1024, 3, 2), 2816), None),
+  "kda-340m": (model(1024, 24, kda(1024), 2816), 387.0),
+  "block-deltanet-340m": (model(1024, 24, block_deltanet(1024), 2816), None),
   "transformer-1.3b": (model(2048, 24, 4 * 2048**2, 5632), 1364.3),
   "deltanet-1.3b": (1_365_677_056, 1365.7),
   "deltanet-noconv-1.3b": (model(2048, 24, deltanet(2048, 0), 5632), None),
@@ -79,9 +122,28 @@ SIZES = {
   "dfw-1.3b": (model(2048, 24, dfw(2048), 5632), None),
   "abc-1.3b": (model(2048, 24, abc(2048), 5632), 1376.9),
   "gsa-1.3b": (model(2048, 24, gsa(2048), 5632), 1376.9),
+  "deltaproduct-1.3b": (model(2048, 21, deltaproduct(2048, 6, 2), 5632), 1586.2),
+  "kda-1.3b": (model(2048, 24, kda(2048), 5632), 1390.9),
+  "block-deltanet-1.3b": (model(2048, 24, block_deltanet(2048), 5632), None),
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
+
+
+for _size, _d, _millions in (
+  ("340m", 1024, (382.4, 369.4, 373.9, 393.0, 404.1)),
+  ("1.3b", 2048, (1371.8, 1345.9, 1364.4, 1440.2, 1462.5)),
+):
+  _inner = {1024: 2816, 2048: 5632}[_d]
+  _counts = {
+    "mamba2": model(_d, 48, mamba2(_d), 0),
+    "mlstm": model(_d, 24, mlstm(_d), {1024: 2752, 2048: 5504}[_d]),
+    # With one matrix of lower bounds for all layers.
+    "hgrn2": model(_d, 24, hgrn2(_d), _inner) + 24 * _d,
+    "rwkv4": rwkv_model(_d, 24, rwkv4(_d), 4 * _d),
+    "rwkv6": rwkv_model(_d, 24, rwkv6(_d), 7 * _d // 2),
+  }
+  SIZES |= {f"{kind}-{_size}": row for kind, *row in zip(_counts, _counts.values(), _millions)}
 
 
 def hybrid(d, layers, attending, inner):
@@ -134,7 +196,24 @@ EXPANSION = {
   "abc-1.3b": (96, 196_608 + 256),
   "gsa-340m": (128, 131_072),
   "gsa-1.3b": (128, 262_144),
+  "mamba2-340m": (512, 262_144 + 6_912),
+  "mamba2-1.3b": (512, 524_288 + 13_056),
+  "mlstm-340m": (128, 131_588),
+  "mlstm-1.3b": (256, 525_316),
+  "hgrn2-340m": (128, 131_072),
+  "hgrn2-1.3b": (128, 262_144),
+  # RWKV also keeps the token before, for the mixer and for the channel mix.
+  "rwkv4-340m": (3, 3_072 + 2_048),
+  "rwkv4-1.3b": (3, 6_144 + 4_096),
+  "rwkv6-340m": (64, 65_536 + 2_048),
+  "rwkv6-1.3b": (64, 131_072 + 4_096),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
+  "deltaproduct-340m": (384, 393_216 + 3 * (3 * 768 + 2 * 1_536)),
+  "deltaproduct-1.3b": (384, 786_432 + 3 * (3 * 1_536 + 2 * 3_072)),
+  "kda-340m": (128, 131_072 + 9_216),
+  "kda-1.3b": (128, 262_144 + 18_432),
+  "block-deltanet-340m": (512, 4 * 131_072 + 9_216),
+  "block-deltanet-1.3b": (512, 4 * 262_144 + 18_432),
 }
 
 

@@ -11,6 +11,7 @@ from deltanet_jax.ops import (
   compiling_for,
   l1_norm,
   l2_norm,
+  layer_norm,
   logcumsumexp,
   rms_norm,
   rope,
@@ -48,6 +49,10 @@ def test_norms():
     (l1_norm(array), x / (np.abs(x).sum(1)[:, None] + 1e-6)),
   ):
     assert rel_rms(got, want) < 1e-14
+  bias, centred = draw(5), x - x.mean(1)[:, None]
+  want = scale * centred / np.sqrt((centred**2).mean(1)[:, None] + 1e-6) + bias
+  got = layer_norm(array, jnp.asarray(scale), jnp.asarray(bias), 1e-6)
+  assert rel_rms(got, want) < 1e-13
   assert l2_norm(jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
   zero = jax.grad(lambda x: l2_norm(x).sum() + l1_norm(x).sum())(jnp.zeros((1, 4)))
   assert np.isfinite(zero).all()
@@ -56,13 +61,18 @@ def test_norms():
 @pytest.mark.parametrize("dtype,limit", [("float32", 5e-7), ("bfloat16", 4e-3)])
 def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit):
   """Sums and copies by products with zeros and ones: values and gradients as of float64."""
-  x, d, scale = draw(3, 7, 4 * 16) * 50, draw(3, 7, 4 * 16), draw(16)
+  x, d, scale = draw(3, 7, 4 * 16) * 50 + 20, draw(3, 7, 4 * 16), draw(16)
 
   def run(dtype):
     x_, d_, scale_ = (jnp.asarray(y, dtype) for y in (x, d, scale))
-    f = lambda x, scale: (l2_norm(x, 16), rms_norm(x, scale, 1e-6))
+    scales = lambda scale: jnp.tile(scale, 4)
+    f = lambda x, scale: (
+      l2_norm(x, 16),
+      rms_norm(x, scale, 1e-6),
+      layer_norm(x, scales(scale), None, 1e-6, 16),
+    )
     out, pull = jax.vjp(f, x_, scale_)
-    return *out, *pull((d_, d_))
+    return *out, *pull((d_,) * 3)
 
   x, d, scale = (np.asarray(jnp.asarray(y, dtype), np.float64) for y in (x, d, scale))
   want = run("float64")

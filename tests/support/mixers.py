@@ -22,6 +22,9 @@ CASES = {
     activation="relu", negative_eigenvalues=True, **_SMALL
   ),
   "gated_deltanet": mixer_config("gated_deltanet")(**_SMALL),
+  "kda": mixer_config("kda")(gate_rank=3, negative_eigenvalues=True, **_SMALL),
+  "deltaproduct": mixer_config("deltaproduct")(steps=3, **_SMALL),
+  "block_deltanet": mixer_config("block_deltanet")(block_size=4, **_SMALL),
   "attention": mixer_config("attention")(head_size=8),
   "window": mixer_config("attention")(head_size=4, window=3),
   "window_grouped": mixer_config("attention")(head_size=4, kv_heads=2, window=2 * L),
@@ -30,6 +33,12 @@ CASES = {
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
   "mamba_noconv": mixer_config("mamba")(state_size=4, chunk=CHUNK, conv=0),
+  "mamba2": mixer_config("mamba2")(head_size=8, state_size=4, groups=2, chunk=CHUNK),
+  "mlstm": mixer_config("mlstm")(heads=2, chunk=CHUNK),
+  "hgrn2": mixer_config("hgrn2")(key_size=8, chunk=CHUNK, conv=4),
+  "rwkv4": mixer_config("rwkv4")(chunk=CHUNK),
+  "rwkv6": mixer_config("rwkv6")(head_size=8, shift_rank=4, decay_rank=4, chunk=CHUNK),
+  "rwkv7": mixer_config("rwkv7")(head_size=8, decay_rank=4, rate_rank=4, gate_rank=4, chunk=CHUNK),
   "linear_attention": mixer_config("linear_attention")(heads=2, chunk=CHUNK),
   "linear_attention_normalized": mixer_config("linear_attention")(
     heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK

@@ -1,0 +1,85 @@
+"""Large heads: a delta rule for each block of keys, the paper's proposal for larger states.
+
+The transition of a head is block diagonal, so its blocks are heads of the delta rule that share
+values and beta and whose outputs are summed; no block is larger than what fits a kernel.
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, per_head, split_heads
+from deltanet_jax.ops import l2_norm
+from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.dtypes import wide_dtype
+
+
+@settings
+class BlockDeltaNetConfig(MixerConfig):
+  kind: ClassVar[str] = "block_deltanet"
+
+  heads: int | None = None  # None: as many as fill the width with keys
+  key_size: int = 512
+  block_size: int = 128  # of keys; divides key_size
+  value_size: int = 512
+  conv: int = 4
+  negative_eigenvalues: bool = False
+  output_gate: bool = False
+  chunk: int | None = None  # None: the best of the implementation
+  implementation: Implementation | None = None  # None: the platform's fastest
+
+  def validate(self):
+    check_positive(self, "heads", "key_size", "block_size", "value_size")
+    check(
+      self.key_size % self.block_size == 0,
+      f"block_size is {self.block_size}, expected a divisor of key_size = {self.key_size}.",
+    )
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+    check_implementation(self.implementation)
+
+
+class BlockDeltaNet(DeltaRuleMixer):
+  """o_t = dk^-1/2 sum_i q_i S_i over blocks i, each with S_i += beta_t k_i^T (v_t - k_i S_i)."""
+
+  Config = BlockDeltaNetConfig
+  recurrence = "S_t = S_{t-1} blockdiag_i(I - β_t k_{t,i} k_{t,i}ᵀ) + β_t v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
+
+  def __init__(
+    self, cfg: BlockDeltaNetConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
+    self.cfg = cfg
+    self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
+    self.blocks = cfg.key_size // cfg.block_size
+    self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
+    self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
+
+  def init_state(self, batch, max_length, dtype):
+    shape = (batch, self.heads * self.blocks, self.cfg.block_size, self.value_size)
+    return dict(S=jnp.zeros(shape, wide_dtype(dtype)), **self.qkv.init_state(batch, dtype))
+
+  def flops(self, length):
+    """Of the chunkwise form, whose products with values every block does anew."""
+    dk, dv, C = self.cfg.block_size, self.value_size, min(self.cfg.chunk or 64, length)
+    linear, erasing = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
+    return 2 * self.heads * self.blocks * (linear + erasing)
+
+  def mix(self, x, segment_ids, state):
+    H, m, size = self.heads, self.blocks, self.cfg.block_size
+    (q, k, v), convs = self.qkv(x, segment_ids, state)
+    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
+    # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
+    norm = lambda y: l2_norm(y, size)
+    q, k = (split_heads(per_head(norm, y, size), H * m) for y in (q, k))
+    beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
+    v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))
+    o, S = self.run(q, k, v, beta, None, segment_ids, state)
+    o = o.reshape(*o.shape[:2], H, m, o.shape[3]).sum(axis=3)
+    return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -1,0 +1,75 @@
+"""HGRN-2: linear attention that writes with what its decay per key channel forgets."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.mixers.parts import QKV, Linear, RMSNorm, merge_heads, split_heads
+from deltanet_jax.ops.dtypes import wide_dtype
+
+
+@settings
+class HGRN2Config(MixerConfig):
+  kind: ClassVar[str] = "hgrn2"
+
+  key_size: int = 128  # of keys and values; as many heads as fill the width
+  norm_eps: float = 1e-5  # of the norm of all heads together
+  conv: int = 0
+  chunk: int = 64
+
+  def validate(self):
+    check_positive(self, "key_size", "norm_eps")
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+
+
+class HGRN2(LinearAttentionMixer):
+  """o_t = dk^-1/2 q_t S_t, S_t = Diag(a_t) S_{t-1} + (1 - a_t)^T v_t.
+
+  a_t = gamma + (1 - gamma) sigmoid(f_t), where gamma, the lower bound, is the layer's share of one
+  matrix that the model learns for all layers; without one it is 0, as in a first layer.
+  """
+
+  Config = HGRN2Config
+  recurrence = "S_t = S_{t-1} Diag(α_t) + v_t (1 - α_t)ᵀ"
+  readout = "o_t = S_t q_t"
+  efficient_form = "chunkwise, two levels"
+  bounded = True
+
+  def __init__(self, cfg: HGRN2Config, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    del eps  # the norm inside has its own
+    check(
+      width % cfg.key_size == 0,
+      f"key_size is {cfg.key_size}, expected a divisor of the width {width}.",
+    )
+    self.cfg = cfg
+    self.heads = width // cfg.key_size
+    self.key_size = self.value_size = cfg.key_size
+    # The keys' projection gives the logits of the decay.
+    self.qkv = QKV(width, width, width, cfg.conv, std=std, rngs=rngs)
+    self.norm = RMSNorm(width, "heads", eps=cfg.norm_eps)
+    self.out = Linear((width, width), ("heads", "embed"), std=std, rngs=rngs)
+
+  def mix(self, x, segment_ids, state, lower_bound=None):
+    (q, f, v), convs = self.qkv(x, segment_ids, state)
+    g, k = _forget(f.astype(wide_dtype(x.dtype)), lower_bound)
+    q, k, v = jax.nn.silu(q), k.astype(x.dtype), v
+    q, k, v, g = (split_heads(y, self.heads) for y in (q, k, v, g))
+    o, S = self.run(q, k, v, g, segment_ids, state)
+    y = self.out(self.norm(merge_heads(o)))
+    return y, None if state is None else dict(S=S, **convs)
+
+
+def _forget(f, gamma):
+  """(log a, 1 - a) for a = gamma + (1 - gamma) sigmoid(f), each without cancellation."""
+  kept, forgotten = jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)
+  if gamma is None:
+    return kept, forgotten
+  gamma = gamma.astype(f.dtype)[None, None]
+  # 1e-30 stands for 0, whose logarithm would have no gradient.
+  log_gamma = jnp.log(jnp.maximum(gamma, 1e-30))
+  return jnp.logaddexp(log_gamma, jnp.log1p(-gamma) + kept), (1 - gamma) * forgotten

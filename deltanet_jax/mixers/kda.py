@@ -1,0 +1,79 @@
+"""Kimi Delta Attention: the delta rule with a decay per key channel."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
+from deltanet_jax.mixers.parts import (
+  QKV,
+  HeadOutput,
+  Linear,
+  LowRank,
+  dt_bias,
+  param,
+  per_head,
+  split_heads,
+)
+from deltanet_jax.ops import l2_norm
+from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.dtypes import wide_dtype
+
+
+@settings
+class KDAConfig(MixerConfig):
+  kind: ClassVar[str] = "kda"
+
+  heads: int | None = None  # None: as many as fill the width with keys
+  key_size: int = 128
+  value_size: int = 128
+  gate_rank: int | None = None  # of the decay and of the output gate; None: the size of a value
+  conv: int = 4
+  negative_eigenvalues: bool = False
+  chunk: int | None = None  # None: the best of the implementation
+  implementation: Implementation | None = None  # None: the platform's fastest
+
+  def validate(self):
+    check_positive(self, "heads", "key_size", "value_size", "gate_rank")
+    check_conv(self.conv)
+    check_chunk(self.chunk)
+    check_implementation(self.implementation)
+
+
+class KDA(DeltaRuleMixer):
+  """o_t = dk^-1/2 q_t S_t, S_t = (I - beta_t k_t^T k_t) diag(e^g_t) S_{t-1} + beta_t k_t^T v_t."""
+
+  Config = KDAConfig
+  recurrence = "S_t = S_{t-1} (Diag(α_t) (I - β_t k_t k_tᵀ)) + β_t v_t k_tᵀ"
+  readout = "o_t = S_t q_t"
+  kernels = "plain XLA"  # they take one decay per head
+
+  def __init__(self, cfg: KDAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    self.cfg = cfg
+    self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
+    self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
+    rank = cfg.gate_rank or dv
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
+    self.decay = LowRank(width, rank, H * dk, std=std, rngs=rngs)
+    A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1.0, 16.0)
+    self.A_log = param(jnp.log(A), None)
+    self.dt_bias = param(dt_bias(rngs, (H * dk,)), "heads")
+    gate = LowRank(width, rank, H * dv, std=std, rngs=rngs, bias=True)
+    self.output = HeadOutput(width, H, dv, gate, eps=eps, std=std, rngs=rngs, squash=jax.nn.sigmoid)
+
+  def mix(self, x, segment_ids, state):
+    wide = wide_dtype(x.dtype)
+    (q, k, v), convs = self.qkv(x, segment_ids, state)
+    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
+    norm = lambda y: l2_norm(y, self.key_size)
+    q, k = (per_head(norm, y, self.key_size) for y in (q, k))
+    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
+    beta = jax.nn.sigmoid(self.beta(x).astype(wide))
+    dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
+    g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
+    o, S = self.run(q, k, v, beta, g, segment_ids, state)
+    return self.output(o, x), None if state is None else dict(S=S, **convs)

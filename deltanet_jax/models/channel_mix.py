@@ -1,0 +1,35 @@
+"""RWKV's channel mix, which has the place of the MLP and looks at the token before."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from deltanet_jax.config import Mlp
+from deltanet_jax.mixers.base import Layer
+from deltanet_jax.mixers.parts import Linear, param
+from deltanet_jax.mixers.rwkv import falling, lerp, share_before
+from deltanet_jax.ops import token_shift
+
+# How fast, by layer, the token before loses its share at the beginning of training.
+_POWERS = {"rwkv4": 1, "rwkv6": 3}
+
+
+class ChannelMix(nnx.Module):
+  """sigmoid(x_r W_r) * (relu(x_k W_k)^2 W_v), x_k and x_r mixed with the token before."""
+
+  def __init__(self, width: int, inner: int, version: Mlp, layer: Layer, *, std, rngs):
+    share = share_before(width, falling(layer) ** _POWERS[version])
+    self.k_share, self.r_share = param(share, "embed"), param(share, "embed")
+    self.k = Linear((width, inner), ("embed", "mlp"), std=std, rngs=rngs)
+    # Zeros, so that a layer begins as the identity.
+    self.v = Linear((inner, width), ("mlp", "embed"), std=0.0, rngs=rngs)
+    self.r = Linear((width, width), ("embed", None), std=0.0, rngs=rngs)
+
+  def init_state(self, batch, dtype):
+    return jnp.zeros((batch, self.k_share.shape[0]), dtype)
+
+  def __call__(self, x, segment_ids, state):
+    """(y, the last token)."""
+    before, last = token_shift(x, state=state, segment_ids=segment_ids)
+    k = jax.nn.relu(self.k(lerp(x, before, self.k_share)))
+    return jax.nn.sigmoid(self.r(lerp(x, before, self.r_share))) * self.v(k * k), last
