@@ -39,14 +39,14 @@ class FeatureMap(nnx.Module):
       "taylor": 1 + 2 * size + size * (size - 1) // 2,
     }.get(name, size)
     make = lambda bias: Linear((size, size), (None, None), std=std, rngs=rngs, bias=bias)
-    match name:
-      case "t2r":
-        self.first = make(False)
-      case "hadamard":
-        self.first, self.second = make(True), make(True)
-      case "hedgehog":
-        self.first = make(True)
-        self.first.kernel = param(jnp.eye(size), None, None)
+    self.first = make(name != "t2r") if name in ("t2r", "hadamard", "hedgehog") else None
+    self.second = make(True) if name == "hadamard" else None
+    if name == "hedgehog":
+      self.first.kernel = param(jnp.eye(size), None, None)
+
+  def flops(self) -> int:
+    """Of products with its weights, for one query or key of one head."""
+    return sum(2 * x.kernel.size for x in (self.first, self.second) if x is not None)
 
   def __call__(self, x: Float[Array, "B L H d"]) -> Float[Array, "B L H f"]:
     match self.name:

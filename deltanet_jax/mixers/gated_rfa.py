@@ -62,6 +62,10 @@ class GatedRFA(LinearAttentionMixer):
     self.decay.bias = param(jnp.full(H, 2.0), None)  # remembers for about eight tokens
     self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs, bias=True)
 
+  def flops(self, length):
+    # The directions are no weights, but queries and keys are multiplied by them.
+    return super().flops(length) + 4 * self.heads * self.cfg.features * self.cfg.head_size
+
   def features(self, x):
     """phi of x `[B L H d]`, as [sines, cosines]."""
     y = wide(x)

@@ -68,6 +68,11 @@ class LinearAttention(LinearAttentionMixer):
     else:
       self.output = HeadOutput(width, H, dv, False, eps=eps, std=std, rngs=rngs)
 
+  def flops(self, length):
+    # Weights of feature maps are used once per head.
+    maps = self.q_map.flops() + self.k_map.flops()
+    return super().flops(length) + (self.heads - 1) * maps
+
   def mix(self, x, segment_ids, state):
     (q, k, v), _ = self.qkv(x, segment_ids, None)
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))

@@ -103,6 +103,11 @@ class LinearAttentionMixer(MatrixStateMixer):
       state["z"] = jnp.zeros((batch, self.heads, self.key_size), wide_dtype(dtype))
     return state
 
+  def flops(self, length):
+    dk, C = self.key_size, min(self.cfg.chunk, length)
+    # z is one more column of values and of S.
+    return super().flops(length) + self.normalized * 2 * self.heads * (C + 2 * dk)
+
   def run(self, q, k, v, g, segment_ids, state, *, h=None, scale=None):
     """(o, S) from "S" of the state or from nothing; the scale is dk^-1/2 if None."""
     S0 = None if state is None else state["S"]

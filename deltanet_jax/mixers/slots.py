@@ -55,6 +55,9 @@ class SlotMixer(Mixer):
   "S" of the state is (Sk, Sv).
   """
 
+  engine = "linear_attention"
+  efficient_form = "two passes, chunkwise, two levels"
+
   def __init__(self, cfg, width, *, std, rngs):
     self.cfg = cfg
     self.heads = H = cfg.heads

@@ -9,15 +9,19 @@ from collections.abc import Callable
 from deltanet_jax.config import MixerConfig, ModelConfig, nearest
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
+from deltanet_jax.mixers.dfw import DFWConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
+from deltanet_jax.mixers.gated_rfa import GatedRFAConfig
 from deltanet_jax.mixers.gla import GLAConfig
 from deltanet_jax.mixers.hgrn2 import HGRN2Config
+from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.mamba2 import Mamba2Config
 from deltanet_jax.mixers.mlstm import MLSTMConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 from deltanet_jax.mixers.rwkv4 import RWKV4Config
 from deltanet_jax.mixers.rwkv6 import RWKV6Config
+from deltanet_jax.mixers.slots import ABCConfig, GSAConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,11 @@ class _Size:
   hgrn2: dict = dataclasses.field(default_factory=dict)
   rwkv4: dict = dataclasses.field(default_factory=dict)
   rwkv6: dict = dataclasses.field(default_factory=dict)
+  linear_attention: dict = dataclasses.field(default_factory=dict)
+  gated_rfa: dict = dataclasses.field(default_factory=dict)
+  dfw: dict = dataclasses.field(default_factory=dict)
+  abc: dict = dataclasses.field(default_factory=dict)
+  gsa: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -49,7 +58,7 @@ class _Size:
 
 # The paper gives no shape for 3B; this one keeps its rules (head 128, MLP 8/3).
 _SIZES = {
-  "340m": _Size(dict(width=1024, depth=24), retnet=dict(heads=4)),
+  "340m": _Size(dict(width=1024, depth=24), retnet=dict(heads=4), gsa=dict(gate_temperature=4.0)),
   "1.3b": _Size(dict(width=2048, depth=24), retnet=dict(heads=8)),
   "3b": _Size(dict(width=2560, depth=36)),
   "tiny": _Size(
@@ -66,6 +75,11 @@ _SIZES = {
     hgrn2=dict(key_size=32, chunk=16),
     rwkv4=dict(chunk=16),
     rwkv6=dict(head_size=32, shift_rank=8, decay_rank=8, chunk=16),
+    linear_attention=dict(heads=2, chunk=16),
+    gated_rfa=dict(head_size=32, features=16, chunk=16),
+    dfw=dict(head_size=32, chunk=16),
+    abc=dict(heads=2, slots=8, chunk=16),
+    gsa=dict(heads=2, slots=8, chunk=16),
   ),
 }
 
@@ -119,6 +133,11 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "hgrn2": lambda s: s.pure(HGRN2Config(**s.hgrn2)),
   "rwkv4": lambda s: _rwkv(s, RWKV4Config(**s.rwkv4), 4.0),
   "rwkv6": lambda s: _rwkv(s, RWKV6Config(**s.rwkv6), 3.5),
+  "linear-attention": lambda s: s.pure(LinearAttentionConfig(**s.linear_attention)),
+  "gated-rfa": lambda s: s.pure(GatedRFAConfig(**s.gated_rfa)),
+  "dfw": lambda s: s.pure(DFWConfig(**s.dfw)),
+  "abc": lambda s: s.pure(ABCConfig(**s.abc)),
+  "gsa": lambda s: s.pure(GSAConfig(**s.gsa)),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.

@@ -60,6 +60,22 @@ def rwkv_model(d, layers, mixer, inner):
   return layers * per_layer + 4 * d + 2 * V * d
 
 
+def gated_rfa(d):
+  return 4 * (d * d + d) + (d + 1) * (d // 64) + d
+
+
+def dfw(d):
+  return 7 * d * d + 2 * d + 64
+
+
+def gsa(d):
+  return 4 * d * d + d * 4 * 64 + d
+
+
+def abc(d):
+  return 4 * d * d + d * 4 * 64 + d // 4
+
+
 # name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
@@ -71,6 +87,11 @@ SIZES = {
   "mamba-340m": (model(1024, 48, mamba(1024), 0), 385.6),
   "mamba-noconv-340m": (model(1024, 48, mamba(1024, 0), 0), None),
   "gated-deltanet-340m": (model(1024, 21, gated_deltanet(1024, 3), 2816), 379.8),
+  "linear-attention-340m": (model(1024, 24, 4 * 1024**2 + 256, 2816), 373.9),
+  "gated-rfa-340m": (model(1024, 24, gated_rfa(1024), 2816), None),
+  "dfw-340m": (model(1024, 24, dfw(1024), 2816), None),
+  "abc-340m": (model(1024, 24, abc(1024), 2816), 380.2),
+  "gsa-340m": (model(1024, 24, gsa(1024), 2816), 380.2),
   "transformer-1.3b": (model(2048, 24, 4 * 2048**2, 5632), 1364.3),
   "deltanet-1.3b": (1_365_677_056, 1365.7),
   "deltanet-noconv-1.3b": (model(2048, 24, deltanet(2048, 0), 5632), None),
@@ -80,6 +101,11 @@ SIZES = {
   "mamba-1.3b": (model(2048, 48, mamba(2048), 0), 1400.3),
   "mamba-noconv-1.3b": (model(2048, 48, mamba(2048, 0), 0), None),
   "gated-deltanet-1.3b": (model(2048, 21, gated_deltanet(2048, 6), 5632), 1387.3),
+  "linear-attention-1.3b": (model(2048, 24, 4 * 2048**2 + 512, 5632), None),
+  "gated-rfa-1.3b": (model(2048, 24, gated_rfa(2048), 5632), None),
+  "dfw-1.3b": (model(2048, 24, dfw(2048), 5632), None),
+  "abc-1.3b": (model(2048, 24, abc(2048), 5632), 1376.9),
+  "gsa-1.3b": (model(2048, 24, gsa(2048), 5632), 1376.9),
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
@@ -131,7 +157,7 @@ def test_tied_embeddings_count_once():
   assert summarize(preset("deltanet-340m", tied=True)).parameters == 374_362_112 - V * 1024
 
 
-# The paper's table 1, last column; state numbers of one layer with its convolutions.
+# The paper's table 1, last column; state numbers of one layer with convolutions and normalisers.
 EXPANSION = {
   "retnet-340m": (512, 524_288),
   "retnet-1.3b": (512, 1_048_576),
@@ -152,6 +178,16 @@ EXPANSION = {
   "rwkv4-1.3b": (3, 6_144 + 4_096),
   "rwkv6-340m": (64, 65_536 + 2_048),
   "rwkv6-1.3b": (64, 131_072 + 4_096),
+  "linear-attention-340m": (256, 262_144),
+  "linear-attention-1.3b": (512, 1_048_576),
+  "gated-rfa-340m": (128, 133_120),
+  "gated-rfa-1.3b": (128, 266_240),
+  "dfw-340m": (64, 65_536),
+  "dfw-1.3b": (64, 131_072),
+  "abc-340m": (96, 98_304 + 256),
+  "abc-1.3b": (96, 196_608 + 256),
+  "gsa-340m": (128, 131_072),
+  "gsa-1.3b": (128, 262_144),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
 }
 

@@ -12,6 +12,7 @@ from deltanet_jax.ops import (
   l1_norm,
   l2_norm,
   layer_norm,
+  logcumsumexp,
   rms_norm,
   rope,
   selective_scan,
@@ -188,3 +189,28 @@ def test_selective_scan_refuses_in_one_sentence(no_type_checks):
   ):
     with pytest.raises(ValueError, match=words):
       selective_scan(**dict(u=x, dt=x, A=A, B=B, C=B) | changes)
+
+
+def test_logcumsumexp():
+  """Against sums in NumPy: with a state, documents, and numbers whose exponentials overflow."""
+  rng = np.random.default_rng(0)
+  x, z0 = 30 * rng.standard_normal((2, 11, 2, 3)), rng.standard_normal((2, 2, 3))
+  ids = np.repeat([4, 1, 4], [3, 1, 7])[None].repeat(2, axis=0)
+  e = np.exp(np.asarray(x, np.longdouble))
+  want = np.log(np.cumsum(e, axis=1) + np.exp(z0)[:, None])
+  assert rel_rms(logcumsumexp(jnp.asarray(x), z0=jnp.asarray(z0)), want) < 1e-14
+  packed = np.concatenate([want[:, :3], np.log(e[:, 3:4]), np.log(np.cumsum(e[:, 4:], 1))], axis=1)
+  got = logcumsumexp(jnp.asarray(x), z0=jnp.asarray(z0), segment_ids=jnp.asarray(ids))
+  assert rel_rms(got, packed) < 1e-14
+  # d z_L / d x_t = e^{x_t - z_L}, and no more than float32 holds is ever exponentiated.
+  wild = jnp.asarray(100 * x, jnp.float32)
+  grads = jax.grad(lambda x: logcumsumexp(x)[:, -1].sum())(wild)
+  np.testing.assert_allclose(grads, jax.nn.softmax(wild, axis=1), atol=1e-6)
+
+
+def test_logcumsumexp_of_wrong_shapes_is_a_clear_error(no_type_checks):
+  x = jnp.zeros((2, 11, 2, 3))
+  with pytest.raises(ValueError, match="z0 has shape"):
+    logcumsumexp(x, z0=x[:1, 0])
+  with pytest.raises(ValueError, match="x has shape"):
+    logcumsumexp(x[:, 0])

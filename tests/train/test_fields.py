@@ -3,6 +3,8 @@
 import dataclasses
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from deltanet_jax.config import (
@@ -16,6 +18,7 @@ from deltanet_jax.config import (
   to_json,
 )
 from deltanet_jax.mixers import MIXERS, mixer_config
+from deltanet_jax.models import build
 from tests.support.training import tiny, train_on
 
 CLASSES = (
@@ -56,8 +59,12 @@ def test_no_field_is_idle(corpus, tmp_path, reads):
   small |= dict(mamba2=dict(head_size=16), hgrn2=dict(key_size=16), rwkv6=dict(head_size=16))
   cfg.model.mixers = {kind: mixer_config(kind)(**small.get(kind, {})) for kind in MIXERS}
   cfg.model.pattern, cfg.model.depth = tuple(MIXERS), len(MIXERS)
-  cfg.data.corpus = str(corpus.train.folder)
-  train_on(corpus, cfg, tmp_path / "run")
+  # A mixer reads its fields while it is traced; to compile all of them would take minutes.
+  tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+  jax.eval_shape(lambda tokens: build(cfg.model)(tokens), tokens)
+  trained = tiny(tokens=2 * 256)
+  trained.data.corpus = str(corpus.train.folder)
+  train_on(corpus, trained, tmp_path / "run")
   fields = {(cls.__name__, field.name) for cls in CLASSES for field in dataclasses.fields(cls)}
   # The name of the corpus is for whoever opens it: experiments.train.
   assert fields - reads <= {("DataConfig", "corpus")}
