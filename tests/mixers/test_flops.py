@@ -11,7 +11,7 @@ from flax import nnx
 from deltanet_jax.mixers import MIXERS, mixer_class
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, DPLRMixer, MatrixStateMixer
 from deltanet_jax.mixers.parts import Linear
-from deltanet_jax.ops import selective_scan
+from deltanet_jax.ops import log_max_scan, selective_scan
 from deltanet_jax.ops.triangular import unit_lower_inverse
 from experiments.ahead.hlo import Program
 from tests.support.changed_mixers import make_changed
@@ -32,14 +32,17 @@ def products(f, *args):
 def weights(mixer):
   """Of the products with weights, per token."""
   found = (x for _, x in nnx.iter_modules(mixer) if isinstance(x, Linear))
-  return 2 * sum(math.prod(x.kernel.shape) for x in found)
+  found = [x.kernel for x in found]
+  if mixer.cfg.kind == "rwkv6":
+    found += [mixer.shift_down, mixer.shift_up, mixer.decay_down, mixer.decay_up]
+  return 2 * sum(math.prod(x.shape) for x in found)
 
 
 def gate_sums(mixer):
   """Log decays are summed by two products with a triangle, which is no work of the recurrence."""
   channels = {"gated_deltanet": 1, "retnet": 1, "gla": mixer.key_size, "kda": mixer.key_size}
   channels |= {"rwkv7": mixer.key_size, "deltaproduct": getattr(mixer.cfg, "steps", 1)}
-  channels["gated_rfa"] = 1
+  channels |= dict(gated_rfa=1, mamba2=1, mlstm=1, hgrn2=mixer.key_size, rwkv6=mixer.key_size)
   if mixer.cfg.kind == "dfw":
     channels["dfw"] = mixer.key_size + mixer.value_size
   if mixer.cfg.kind in ("abc", "gsa"):
@@ -90,7 +93,22 @@ def of_scan(mixer):
   return cost["flops"] + cost["transcendentals"], mixer.flops(1)
 
 
-COUNTS = {"attention": of_cache, "mamba": of_scan, "abc": of_chunks, "gsa": of_chunks}
+def of_averages(mixer):
+  """The same of RWKV-4's recurrence."""
+  token, channels = shape(1, 1, mixer.width), shape(mixer.width)
+  run = lambda k, v, w, u, S0: log_max_scan(k, v, w, u, S0=S0, implementation="recurrent")
+  args = (token, token, channels, channels, shape(1, 3, mixer.width))
+  cost = jax.jit(run).lower(*args).compile().cost_analysis()
+  return cost["flops"] + cost["transcendentals"], mixer.flops(1)
+
+
+COUNTS = {
+  "rwkv4": of_averages,
+  "attention": of_cache,
+  "mamba": of_scan,
+  "abc": of_chunks,
+  "gsa": of_chunks,
+}
 
 
 def count(mixer, kind):
