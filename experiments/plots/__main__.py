@@ -16,6 +16,7 @@ from experiments.plots import (
   kernel_report,
   kernel_speed,
   layer_report,
+  mixer_speed,
   train_step_report,
 )
 
@@ -27,6 +28,7 @@ MODULES: dict[str, ModuleType] = dict(
   decode_speed=decode_speed,
   data_speed=data_speed,
   ensemble_speed=ensemble_speed,
+  mixer_speed=mixer_speed,
   kernel_report=kernel_report,
   kernel_errors=kernel_errors,
   layer_report=layer_report,

@@ -22,6 +22,7 @@ COMMANDS = {
   "experiments.bench.kernel_speed": ("--curve", "--results", "--[no]allow_modified"),
   "experiments.bench.decode_speed": ("--context", "--[no]again"),
   "experiments.bench.ensemble_speed": ("--family", "--members", "--rounds"),
+  "experiments.bench.mixer_speed": ("--kind", "--width", "--rounds"),
   "experiments.bench.data_speed": ("--corpus", "--[no]again"),
   "experiments.ahead.kernel_report": ("--target", "--[no]again"),
   "experiments.ahead.kernel_errors": ("--results",),
