@@ -7,6 +7,7 @@ NaN afterwards; that is known from tokens and documents alone.
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
@@ -15,9 +16,13 @@ from deltanet_jax.ops.documents import changes
 from deltanet_jax.ops.dtypes import wide
 
 
+@jax.custom_jvp
 def finite(x: Array | None) -> Array | None:
-  """x with zeros for what is not finite, whose gradient is 0 too."""
+  """x with zeros for what is not finite; its derivative is that of x, so that no mask is kept."""
   return None if x is None else jnp.where(jnp.isfinite(x), x, 0)
+
+
+finite.defjvp(lambda primals, tangents: (finite(*primals), *tangents))
 
 
 def spoiled(*arrays: Array | None) -> Bool[Array, "B L ..."]:
