@@ -7,6 +7,7 @@ NaN afterwards; that is known from tokens and documents alone.
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
@@ -15,14 +16,26 @@ from deltanet_jax.ops.documents import changes
 from deltanet_jax.ops.dtypes import wide
 
 
+@jax.custom_jvp
 def finite(x: Array) -> Array:
-  """x with zeros for what is not finite, whose gradient is 0 too."""
+  """x with zeros for what is not finite; its derivative is that of x, so that no mask is kept."""
   return jnp.where(jnp.isfinite(x), x, 0)
+
+
+finite.defjvp(lambda primals, tangents: (finite(*primals), *tangents))
 
 
 def finite_gate(g: Array | None) -> Array | None:
   """Log decays with zeros for what is none; minus infinity, which forgets everything, stays."""
-  return None if g is None else jnp.where(g < jnp.inf, g, 0)
+  return None if g is None else _finite_gate(g)
+
+
+@jax.custom_jvp
+def _finite_gate(g):
+  return jnp.where(g < jnp.inf, g, 0)
+
+
+_finite_gate.defjvp(lambda primals, tangents: (_finite_gate(*primals), *tangents))
 
 
 def spoiled(*arrays: Array, gate: Array | None = None) -> Bool[Array, "B L ..."]:

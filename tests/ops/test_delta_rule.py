@@ -370,6 +370,10 @@ def test_second_order_gradients(gate):
   got, want = hessian_row("chunkwise"), hessian_row("recurrent")
   for name in want:
     assert rel_rms(got[name], want[name]) < 1e-10, name
+  f = lambda x: jnp.sin(delta_rule(**x, chunk=4, implementation="chunkwise")[0]).sum()
+  grad = jax.grad(f)
+  for name, x in jax.jit(lambda x: jax.jvp(grad, (x,), (grad(x),))[1])(inputs).items():
+    assert rel_rms(2 * x, want[name]) < 1e-10, name
   with pytest.raises(TypeError, match=r'forward mode.* with implementation="recurrent"'):
     jax.jvp(lambda v: delta_rule(**{**inputs, "v": v})[0], (inputs["v"],), (inputs["v"],))
 
