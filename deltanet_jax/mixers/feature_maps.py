@@ -10,12 +10,15 @@ from jaxtyping import Array, Float
 
 from deltanet_jax.mixers.parts import Linear, param
 from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.sharding import locally
 
 FeatureName = Literal["identity", "elu", "relu", "t2r", "hadamard", "hedgehog", "dpfp", "taylor"]
 # A sum whose terms may cancel is nothing to divide by: maps with negative features, and those of
 # which phi(q) phi(k) can be negative too.
 SIGNED_FEATURES = ("identity", "hadamard", "taylor")
 SIGNED_PRODUCTS = ("identity", "hadamard")
+
+_HEADS = ("batch", "length", "heads", None)
 
 
 class FeatureMap(nnx.Module):
@@ -49,6 +52,15 @@ class FeatureMap(nnx.Module):
     return sum(2 * x.kernel.size for x in (self.first, self.second) if x is not None)
 
   def __call__(self, x: Float[Array, "B L H d"]) -> Float[Array, "B L H f"]:
+    # By each device for its own heads: with tokens split before and heads after, the compiler sums
+    # the gradient of weights that heads share over the wrong parts.
+    weights, treedef = jax.tree.flatten(self)
+    run = lambda x, *weights: (jax.tree.unflatten(treedef, weights).features(x),)
+    names = (_HEADS, *((None,) * w.ndim for w in weights))
+    (y,) = locally(run, (x, *weights), names, (_HEADS,))
+    return y
+
+  def features(self, x):
     match self.name:
       case "identity":
         return x
