@@ -2,12 +2,14 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.ops import dplr
+from deltanet_jax.ops import delta_rule, dplr, dplr_step, linear_attention
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import cast, random_cotangents, with_gradients
+from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
 from tests.support.tolerances import assert_close
 
 
@@ -46,3 +48,75 @@ def test_chunkwise_equals_recurrence(L, chunk, gate, packed):
   assert_close(value_and_grads(inputs, chunk=chunk), want, "float64")
   if L == 130:
     assert_close(value_and_grads(inputs, "float32", chunk=chunk), want, "float32")
+
+
+SMALL = Spec(B=2, L=21, H=2, dk=8, dv=6, gate="vector", packed=True)
+chunks_of_8 = jax.jit(functools.partial(dplr, chunk=8))
+
+
+def test_without_erasing_it_is_linear_attention():
+  inputs = jax.tree.map(jnp.asarray, inputs_of(SMALL))
+  zeros = jnp.zeros_like(inputs.pop("a"))
+  del inputs["b"]
+  want = jax.jit(functools.partial(linear_attention, chunk=8))(**inputs)
+  got = chunks_of_8(**inputs, a=zeros, b=zeros)
+  assert max(map(rel_rms, got, want)) < 1e-12
+
+
+def test_it_contains_the_delta_rule_with_a_decay_per_channel():
+  inputs = jax.tree.map(jnp.asarray, random_inputs(SMALL))
+  want = jax.jit(functools.partial(delta_rule, chunk=8))(**inputs)
+  beta, k = inputs.pop("beta")[..., None], inputs["k"]
+  inputs["v"] = beta * inputs["v"]
+  got = chunks_of_8(**inputs, a=jnp.exp(inputs["g"]) * k, b=beta * k)
+  assert max(map(rel_rms, got, want)) < 1e-12
+
+
+def test_steps_continue():
+  inputs = jax.tree.map(jnp.asarray, inputs_of(SMALL))
+  del inputs["segment_ids"]
+  inputs = {name: x if name == "S0" else x[:, :3] for name, x in inputs.items()}
+  want, S_want = jax.jit(functools.partial(dplr, chunk=2))(**inputs)
+  S = inputs.pop("S0")
+  step = jax.jit(dplr_step)
+  for t in range(3):
+    o, S = step(**{f"{name}_t": x[:, t] for name, x in inputs.items()}, S=S)
+    assert rel_rms(o, want[:, t]) < 1e-12
+  assert rel_rms(S, S_want) < 1e-12
+
+
+def test_float32_products_are_exact_on_every_platform():
+  """TPU and GPU would round factors to bfloat16 or TF32; the backward must say so itself."""
+  for dtype, exact in (("float32", True), ("bfloat16", False)):
+    inputs = cast(inputs_of(Spec(L=8, H=2, dk=8, dv=8)), dtype)
+    f = lambda x: sum(y.astype("float32").sum() for y in dplr(**x, chunk=4))
+    text = str(jax.make_jaxpr(jax.grad(f))(inputs))
+    # The inverse is exact always.
+    products = [line for line in text.split("\n") if "precision=" in line]
+    assert products and all("HIGHEST" in line for line in products) == exact
+
+
+def test_nothing_is_as_long_as_the_sequence_and_as_large_as_a_state():
+  inputs = cast(inputs_of(Spec(L=1024, H=1, dk=32, gate="vector")), "float32")
+  grad = jax.grad(lambda x: dplr(**x, chunk=16)[0].sum())
+  memory = jax.jit(grad).lower(inputs).compile().memory_analysis()
+  # Less than a state for every token.
+  assert memory.temp_size_in_bytes < 1024 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize(
+  "change,words",
+  [
+    (dict(chunk=48), "chunk is 48"),
+    (dict(implementation="pallas"), "implementation is 'pallas'"),
+    (dict(a=jnp.zeros((1, 4, 2, 3))), "a has shape"),
+    (dict(b=jnp.zeros((1, 4, 1, 8))), "b has shape"),
+    (dict(v=jnp.zeros((1, 4, 4, 8))), "v has shape"),
+    (dict(g=jnp.zeros((1, 4, 1))), "g has shape"),
+    (dict(a=jnp.zeros((1, 4, 2, 8), jnp.int32)), "a has dtype int32"),
+  ],
+)
+def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
+  inputs = jax.tree.map(jnp.asarray, inputs_of(Spec(B=1, L=4, H=2, dk=8, dv=8)))
+  with pytest.raises(ValueError, match=words):
+    dplr(**inputs | change)

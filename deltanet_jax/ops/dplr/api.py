@@ -10,6 +10,7 @@ from deltanet_jax.ops.checks import (
   check_floating,
   check_implementation,
   check_inputs,
+  check_qk,
   check_shape,
 )
 from deltanet_jax.ops.documents import changes, number_documents
@@ -51,10 +52,11 @@ def dplr(
   Returns:
     o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
   """
+  check_qk(q, k)
+  check_shape("v", v, (*q.shape[:3], *v.shape[3:]), "[B, L, H, dv]")
   check_inputs(q, k, v, g=g, S0=S0, segment_ids=segment_ids)
   for name, x in dict(a=a, b=b).items():
     check_shape(name, x, q.shape, "q's [B, L, H, dk]")
-  check_shape("v", v, (*q.shape[:3], v.shape[3]), "[B, L, H, dv]")
   check_floating(a=a, b=b)
   check_chunk(chunk)
   implementation = implementation or "chunkwise"

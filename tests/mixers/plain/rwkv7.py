@@ -9,10 +9,8 @@ CHANGES = [
   ("eta = squash(", "eta = 2 * squash("),
   ("k * channels(self.erased", "-k + channels(self.erased"),
   ("(1 + (eta - 1)", "(1 - (eta - 1)"),
-  ("eps = 1e-5 * cfg.head_size", "eps = 1e-6 * cfg.head_size"),
   ("self.norm(o) + merge_heads", "self.norm(o) - merge_heads"),
   ("2.5, jnp.tanh)", "2.5)"),
-  ("scale=1.0", "scale=0.5"),
 ]
 
 
