@@ -11,8 +11,11 @@ MIXERS: dict[str, str | type[Mixer]] = {
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
   "gla": "deltanet_jax.mixers.gla:GLA",
+  "hyena": "deltanet_jax.mixers.hyena:Hyena",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
+  "multihead_hyena": "deltanet_jax.mixers.hyena:MultiheadHyena",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
+  "s4d": "deltanet_jax.mixers.s4d:S4D",
 }
 
 
