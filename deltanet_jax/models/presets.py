@@ -11,8 +11,10 @@ from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.mixers.gla import GLAConfig
+from deltanet_jax.mixers.hyena import HyenaConfig, MultiheadHyenaConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
+from deltanet_jax.mixers.s4d import S4DConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,8 @@ class _Size:
   retnet: dict = dataclasses.field(default_factory=dict)
   gla: dict = dataclasses.field(default_factory=dict)
   mamba: dict = dataclasses.field(default_factory=dict)
+  s4d: dict = dataclasses.field(default_factory=dict)
+  hyena: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -51,6 +55,8 @@ _SIZES = {
     retnet=dict(heads=2, chunk=16),
     gla=dict(heads=2, chunk=16),
     mamba=dict(chunk=16),
+    s4d=dict(state_size=16),
+    hyena=dict(length=256, features=9, filter_width=16),
   ),
 }
 
@@ -77,6 +83,13 @@ def _mamba(size: _Size, **changes) -> ModelConfig:
   return size.pure(mixer, depth=2 * size.depth, mlp_ratio=0.0, norm_eps=1e-5)
 
 
+def _hyena(size: _Size, mixer: MixerConfig) -> ModelConfig:
+  """Half as many layers again; the MLP has about as many weights as the published one of two
+  matrices, d x 2d each.
+  """
+  return size.pure(mixer, depth=3 * size.depth // 2, mlp_ratio=2.0)
+
+
 _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "deltanet": lambda s: s.pure(DeltaNetConfig(**s.deltanet)),
   "deltanet-noconv": lambda s: s.pure(DeltaNetConfig(**s.deltanet, conv=0)),
@@ -91,6 +104,9 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "gla-conv": lambda s: s.pure(GLAConfig(**s.gla, conv=4)),
   "mamba": _mamba,
   "mamba-noconv": lambda s: _mamba(s, conv=0),
+  "s4d": lambda s: s.pure(S4DConfig(**s.s4d)),
+  "hyena": lambda s: _hyena(s, HyenaConfig(**s.hyena)),
+  "multihead-hyena": lambda s: _hyena(s, MultiheadHyenaConfig(**s.hyena)),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.

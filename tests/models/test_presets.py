@@ -33,6 +33,16 @@ def mamba(d, conv=4):
   return d * 2 * c + (conv + bool(conv)) * c + c * (r + 32) + r * c + c + c * 16 + c + c * d
 
 
+def s4d(d):
+  return 2 * d * d + 2 * d + d * (1 + 4 * 32 + 1)
+
+
+def hyena(d, filters):
+  """Projections, short convolution of 3, the filter's network and its own weight per filter."""
+  network = 33 * 64 + 2 * 64 * 64 + 3 * 64 + 64 + 64 * filters
+  return 4 * d * d + 4 * d + 3 * 3 * d + 3 * d + network + filters
+
+
 # name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
@@ -53,6 +63,12 @@ SIZES = {
   "mamba-1.3b": (model(2048, 48, mamba(2048), 0), 1400.3),
   "mamba-noconv-1.3b": (model(2048, 48, mamba(2048, 0), 0), None),
   "gated-deltanet-1.3b": (model(2048, 21, gated_deltanet(2048, 6), 5632), 1387.3),
+  "s4d-340m": (model(1024, 24, s4d(1024), 2816), None),
+  "s4d-1.3b": (model(2048, 24, s4d(2048), 5632), None),
+  "hyena-340m": (model(1024, 36, hyena(1024, 1024), 1536), None),
+  "hyena-1.3b": (model(2048, 36, hyena(2048, 2048), 2816), None),
+  "multihead-hyena-340m": (model(1024, 36, hyena(1024, 64), 1536), None),
+  "multihead-hyena-1.3b": (model(2048, 36, hyena(2048, 128), 2816), None),
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
@@ -70,6 +86,11 @@ for _size, _d, _layers, _inner in (
 ):
   SIZES[f"deltanet-sliding-{_size}"] = hybrid(_d, _layers, _layers // 2, _inner), None
   SIZES[f"deltanet-global-{_size}"] = hybrid(_d, _layers, 2, _inner), None
+
+
+def test_hyena_is_the_published_mixer():
+  # In millions, as their papers' layers have it.
+  assert (round(hyena(1024, 1024) / 1e6, 3), round(hyena(2048, 2048) / 1e6, 3)) == (4.288, 16.954)
 
 
 def test_every_preset_has_a_size_here():
@@ -98,6 +119,8 @@ EXPANSION = {
   "gla-1.3b": (256, 524_288),
   "deltanet-340m": (128, 131_072 + 9_216),
   "deltanet-1.3b": (128, 262_144 + 18_432),
+  "s4d-340m": (64, 65_536),
+  "s4d-1.3b": (64, 131_072),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
 }
 
