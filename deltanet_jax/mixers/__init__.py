@@ -18,15 +18,18 @@ MIXERS: dict[str, str | type[Mixer]] = {
   "gla": "deltanet_jax.mixers.gla:GLA",
   "gsa": "deltanet_jax.mixers.slots:GSA",
   "hgrn2": "deltanet_jax.mixers.hgrn2:HGRN2",
+  "hyena": "deltanet_jax.mixers.hyena:Hyena",
   "kda": "deltanet_jax.mixers.kda:KDA",
   "linear_attention": "deltanet_jax.mixers.linear_attention:LinearAttention",
   "mamba": "deltanet_jax.mixers.mamba:Mamba",
   "mamba2": "deltanet_jax.mixers.mamba2:Mamba2",
   "mlstm": "deltanet_jax.mixers.mlstm:MLSTM",
+  "multihead_hyena": "deltanet_jax.mixers.hyena:MultiheadHyena",
   "retnet": "deltanet_jax.mixers.retnet:RetNet",
   "rwkv4": "deltanet_jax.mixers.rwkv4:RWKV4",
   "rwkv6": "deltanet_jax.mixers.rwkv6:RWKV6",
   "rwkv7": "deltanet_jax.mixers.rwkv7:RWKV7",
+  "s4d": "deltanet_jax.mixers.s4d:S4D",
 }
 
 

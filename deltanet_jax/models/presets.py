@@ -16,6 +16,7 @@ from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
 from deltanet_jax.mixers.gated_rfa import GatedRFAConfig
 from deltanet_jax.mixers.gla import GLAConfig
 from deltanet_jax.mixers.hgrn2 import HGRN2Config
+from deltanet_jax.mixers.hyena import HyenaConfig, MultiheadHyenaConfig
 from deltanet_jax.mixers.kda import KDAConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
@@ -24,6 +25,7 @@ from deltanet_jax.mixers.mlstm import MLSTMConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 from deltanet_jax.mixers.rwkv4 import RWKV4Config
 from deltanet_jax.mixers.rwkv6 import RWKV6Config
+from deltanet_jax.mixers.s4d import S4DConfig
 from deltanet_jax.mixers.slots import ABCConfig, GSAConfig
 
 
@@ -51,6 +53,8 @@ class _Size:
   hgrn2: dict = dataclasses.field(default_factory=dict)
   rwkv4: dict = dataclasses.field(default_factory=dict)
   rwkv6: dict = dataclasses.field(default_factory=dict)
+  s4d: dict = dataclasses.field(default_factory=dict)
+  hyena: dict = dataclasses.field(default_factory=dict)
 
   @property
   def depth(self) -> int:
@@ -87,6 +91,8 @@ _SIZES = {
     hgrn2=dict(key_size=32, chunk=16),
     rwkv4=dict(chunk=16),
     rwkv6=dict(head_size=32, shift_rank=8, decay_rank=8, chunk=16),
+    s4d=dict(state_size=16),
+    hyena=dict(length=256, features=9, filter_width=16),
   ),
 }
 
@@ -119,6 +125,13 @@ def _rwkv(size: _Size, mixer: MixerConfig, mlp_ratio: float) -> ModelConfig:
   return size.pure(mixer, mlp=mixer.kind, mlp_ratio=mlp_ratio, **norms)
 
 
+def _hyena(size: _Size, mixer: MixerConfig) -> ModelConfig:
+  """Half as many layers again; the MLP has about as many weights as the published one of two
+  matrices, d x 2d each.
+  """
+  return size.pure(mixer, depth=3 * size.depth // 2, mlp_ratio=2.0)
+
+
 _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "deltanet": lambda s: s.pure(DeltaNetConfig(**s.deltanet)),
   "deltanet-noconv": lambda s: s.pure(DeltaNetConfig(**s.deltanet, conv=0)),
@@ -148,6 +161,9 @@ _FAMILIES: dict[str, Callable[[_Size], ModelConfig]] = {
   "hgrn2": lambda s: s.pure(HGRN2Config(**s.hgrn2)),
   "rwkv4": lambda s: _rwkv(s, RWKV4Config(**s.rwkv4), 4.0),
   "rwkv6": lambda s: _rwkv(s, RWKV6Config(**s.rwkv6), 3.5),
+  "s4d": lambda s: s.pure(S4DConfig(**s.s4d)),
+  "hyena": lambda s: _hyena(s, HyenaConfig(**s.hyena)),
+  "multihead-hyena": lambda s: _hyena(s, MultiheadHyenaConfig(**s.hyena)),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Of 3B the paper has DeltaNet alone.

@@ -23,8 +23,10 @@ def text() -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-  """What stands behind each field in the source."""
-  found = (_FIELD.fullmatch(line) for line in inspect.getsource(cls).splitlines())
+  """What stands behind each field in the source, of the classes it inherits from too."""
+  classes = filter(dataclasses.is_dataclass, reversed(cls.__mro__))
+  lines = (line for one in classes for line in inspect.getsource(one).splitlines())
+  found = (_FIELD.fullmatch(line) for line in lines)
   return {match[1]: match[2] or "" for match in found if match}
 
 

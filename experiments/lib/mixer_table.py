@@ -70,6 +70,12 @@ def _state(kind):
 
 
 def _kept(mixer: Mixer, length):
-  state = jax.eval_shape(lambda: mixer.init_state(1, length, jnp.bfloat16))
+  """Numbers for each further sequence of this length."""
+  make = lambda batch: lambda mixer: mixer.init_state(batch, length, jnp.bfloat16)
+  one, two = (_numbers(jax.eval_shape(make(batch), mixer)) for batch in (1, 2))
+  return two - one
+
+
+def _numbers(state):
   floats = (x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
   return sum(x.size for x in floats)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, DPLRMixer, MatrixSt
 from deltanet_jax.mixers.parts import Linear
 from deltanet_jax.ops import log_max_scan, selective_scan
 from deltanet_jax.ops.triangular import unit_lower_inverse
-from experiments.ahead.hlo import Program
+from experiments.ahead.hlo import Program, arrays
 from tests.support.changed_mixers import make_changed
 from tests.support.mixers import CASES, CHUNK, D, make
 
@@ -22,11 +23,15 @@ def shape(*dims):
   return jax.ShapeDtypeStruct(dims, jnp.float64)
 
 
-def products(f, *args):
-  """Operations of all products of a compiled function."""
+def compiled(f, *args):
   program = Program(jax.jit(f).lower(*args).compile().as_text())
   assert not program.unknown
-  return sum(program.product_flops().values())
+  return program
+
+
+def products(f, *args):
+  """Operations of all products of a compiled function."""
+  return sum(compiled(f, *args).product_flops().values())
 
 
 def weights(mixer):
@@ -102,12 +107,35 @@ def of_averages(mixer):
   return cost["flops"] + cost["transcendentals"], mixer.flops(1)
 
 
+def of_long_conv(mixer):
+  """The same of long convolutions: a transform of n numbers takes 5/2 n log2 n operations."""
+  length = 256
+  program = compiled(lambda mixer, x: mixer(x), mixer, shape(1, length, D))
+  counted = sum(n * (4 if dtype == "c128" else 1) for dtype, n in program.product_flops().items())
+  counted -= length * weights(mixer)
+  if hasattr(mixer, "filter"):
+    counted -= products(lambda mixer: mixer.filter(length, jnp.float64), mixer)
+  channels = 0
+  for x, _, times in program.executed:
+    dims = arrays(x.shape)[0].dims if x.op == "fft" else ()
+    if len(dims) > 2:  # not those of the filters
+      (n,) = map(int, re.findall(r"fft_length=\{(\d+)\}", x.rest))
+      counted += times * math.prod(dims[:-1]) * 2.5 * n * math.log2(n)
+      channels += times * math.prod(dims[:-1]) * n / length / 2
+  # Beside these: products of the spectra, and with keys, of queries, and their sum.
+  each = 6 if mixer.cfg.kind == "multihead_hyena" else 3
+  return counted / length + each * channels, mixer.flops(length)
+
+
 COUNTS = {
   "rwkv4": of_averages,
   "attention": of_cache,
   "mamba": of_scan,
   "abc": of_chunks,
   "gsa": of_chunks,
+  "s4d": of_long_conv,
+  "hyena": of_long_conv,
+  "multihead_hyena": of_long_conv,
 }
 
 

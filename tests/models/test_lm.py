@@ -55,7 +55,9 @@ def test_scan_and_remat_change_nothing(name):
     assert max(errors) < 1e-10, changes
 
 
-@pytest.mark.parametrize("name", ["deltanet-sliding-tiny", "deltanet-global-tiny", "mamba-tiny"])
+@pytest.mark.parametrize(
+  "name", ["deltanet-sliding-tiny", "deltanet-global-tiny", "mamba-tiny", "hyena-tiny"]
+)
 def test_prefill_and_steps_equal_the_forward(name):
   model = random_model(preset(name, dtype="float64"), "float64")
 
@@ -217,7 +219,13 @@ KERNELS = {
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),
 }
 # One of each engine; shapes cost nothing, so these are the real sizes.
-IN_SHORT = {"deltanet-sliding-1.3b", "gated-deltanet-tiny", "gla-conv-340m", "mamba-340m"}
+IN_SHORT = {
+  "deltanet-sliding-1.3b",
+  "gated-deltanet-tiny",
+  "gla-conv-340m",
+  "mamba-340m",
+  "s4d-340m",
+}
 
 
 @pytest.mark.parametrize("platform", KERNELS)

@@ -89,6 +89,16 @@ def rwkv_model(d, layers, mixer, inner):
   return layers * per_layer + 4 * d + 2 * V * d
 
 
+def s4d(d):
+  return 2 * d * d + 2 * d + d * (1 + 4 * 32 + 1)
+
+
+def hyena(d, filters):
+  """Projections, short convolution of 3, the filter's network and its own weight per filter."""
+  network = 33 * 64 + 2 * 64 * 64 + 3 * 64 + 64 + 64 * filters
+  return 4 * d * d + 4 * d + 3 * 3 * d + 3 * d + network + filters
+
+
 # name: (parameters, in millions as usually quoted, if it is)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
@@ -125,6 +135,12 @@ SIZES = {
   "deltaproduct-1.3b": (model(2048, 21, deltaproduct(2048, 6, 2), 5632), 1586.2),
   "kda-1.3b": (model(2048, 24, kda(2048), 5632), 1390.9),
   "block-deltanet-1.3b": (model(2048, 24, block_deltanet(2048), 5632), None),
+  "s4d-340m": (model(1024, 24, s4d(1024), 2816), None),
+  "s4d-1.3b": (model(2048, 24, s4d(2048), 5632), None),
+  "hyena-340m": (model(1024, 36, hyena(1024, 1024), 1536), None),
+  "hyena-1.3b": (model(2048, 36, hyena(2048, 2048), 2816), None),
+  "multihead-hyena-340m": (model(1024, 36, hyena(1024, 64), 1536), None),
+  "multihead-hyena-1.3b": (model(2048, 36, hyena(2048, 128), 2816), None),
   "deltanet-3b": (model(2560, 36, deltanet(2560), 6912), None),
   "deltanet-noconv-3b": (model(2560, 36, deltanet(2560, 0), 6912), None),
 }
@@ -158,6 +174,11 @@ for _size, _d, _layers, _inner in (
 ):
   SIZES[f"deltanet-sliding-{_size}"] = hybrid(_d, _layers, _layers // 2, _inner), None
   SIZES[f"deltanet-global-{_size}"] = hybrid(_d, _layers, 2, _inner), None
+
+
+def test_hyena_is_the_published_mixer():
+  # In millions, as their papers' layers have it.
+  assert (round(hyena(1024, 1024) / 1e6, 3), round(hyena(2048, 2048) / 1e6, 3)) == (4.288, 16.954)
 
 
 def test_every_preset_has_a_size_here():
@@ -207,6 +228,8 @@ EXPANSION = {
   "rwkv4-1.3b": (3, 6_144 + 4_096),
   "rwkv6-340m": (64, 65_536 + 2_048),
   "rwkv6-1.3b": (64, 131_072 + 4_096),
+  "s4d-340m": (64, 65_536),
+  "s4d-1.3b": (64, 131_072),
   "gated-deltanet-1.3b": (384, 786_432 + 3 * (2 * 1_536 + 3_072)),
   "deltaproduct-340m": (384, 393_216 + 3 * (3 * 768 + 2 * 1_536)),
   "deltaproduct-1.3b": (384, 786_432 + 3 * (3 * 1_536 + 2 * 3_072)),

@@ -49,6 +49,14 @@ CASES = {
   "gsa": mixer_config("gsa")(heads=2, slots=3, chunk=CHUNK),
 }
 
+_FILTER = dict(features=5, filter_width=4)
+CASES |= {
+  "s4d": mixer_config("s4d")(state_size=6),
+  # A filter that ends within the row, and one that is longer.
+  "hyena": mixer_config("hyena")(length=6, **_FILTER),
+  "multihead_hyena": mixer_config("multihead_hyena")(length=32, head_size=4, **_FILTER),
+}
+
 
 @functools.cache
 def make(name: str, dtype: str = "float64"):

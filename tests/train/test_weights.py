@@ -7,7 +7,14 @@ from deltanet_jax.train.weights import skeleton
 
 def test_every_weight_names_its_axes():
   known = {*RULES, None}
-  for name in ("deltanet-sliding-tiny", "gla-conv-tiny", "mamba-tiny", "gated-deltanet-tiny"):
+  for name in (
+    "deltanet-sliding-tiny",
+    "gla-conv-tiny",
+    "mamba-tiny",
+    "gated-deltanet-tiny",
+    "s4d-tiny",
+    "hyena-tiny",
+  ):
     model = skeleton(preset(name))
     assert model.axes.keys() == model.shapes.keys() == model.decays.keys()
     for weight, names in model.axes.items():
@@ -22,3 +29,15 @@ def test_norms_biases_and_decay_rates_do_not_decay():
   last = lambda wanted: {name.rsplit(".", 1)[-1] for name, yes in decays.items() if yes == wanted}
   assert last(False) == {"scale", "bias", "A_log", "dt_bias", "D"}
   assert last(True) == {"kernel", "embedding", "dt_kernel"}
+
+
+def test_state_spaces_and_filters_do_not_decay():
+  fixed = lambda name: {
+    weight.split(".mixer.")[1]
+    for weight, yes in skeleton(preset(name)).decays.items()
+    if ".mixer." in weight and not yes
+  }
+  assert fixed("s4d-tiny") == {"log_dt", "A_log", "A_imag", "D", "out.bias"}
+  network = {f"filter.{part}.{i}" for part in ("kernels", "biases") for i in range(3)}
+  network |= {"filter.frequency", "filter.last"}
+  assert fixed("hyena-tiny") == network | {"into.bias", "conv.bias", "bias", "out.bias"}

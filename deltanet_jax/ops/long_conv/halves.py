@@ -6,6 +6,7 @@ sum that an earlier token or one of another document reads: both are exact, not 
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,14 @@ def levels(length: int, packed: bool) -> tuple[int, list[int]]:
     halves.append(size)
     size *= 2
   return block, halves
+
+
+def conv_flops(length: int) -> float:
+  """Operations per token and channel of a long convolution of so many tokens, a power of two."""
+  block, halves = levels(length, packed=False)
+  products = 2.0 * block + sum(half for half in halves if half <= PRODUCTS)
+  # Two real transforms of twice the half for every two halves of tokens, and their product.
+  return products + sum(5 * math.log2(2 * half) + 3 for half in halves if half > PRODUCTS)
 
 
 def convolve(u, h, documents):

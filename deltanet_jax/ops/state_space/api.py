@@ -57,7 +57,7 @@ def state_space(
   check_implementation(implementation, get_args(Implementation))
   real = state_dtype(u, log_A.real)
   dtype = jnp.complex128 if real == jnp.float64 else jnp.complex64
-  S0 = jnp.zeros((batch, d, N), dtype) if S0 is None else S0.astype(dtype)
+  S0 = None if S0 is None else S0.astype(dtype)
   run = convolution.convolve if implementation == "convolution" else reference.recurrent
   y, S = run(u.astype(real), *(x.astype(dtype) for x in (log_A, B, C)), S0, segment_ids)
   return y.astype(u.dtype), S

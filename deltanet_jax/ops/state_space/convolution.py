@@ -29,19 +29,24 @@ def _powers(log_A, L):
 
 def convolve(u, log_A, B, C, S0, segment_ids):
   """(y, S) of a whole row."""
+  L = u.shape[1]
   # As exact as float32 inputs deserve, whatever these came as: the powers are near 1.
   with products_for(u.dtype):
-    powers = _powers(log_A, u.shape[1])
-    kernel = _read(C * B, powers, u.shape[1]).T
-    y = long_conv(u, kernel, segment_ids=segment_ids)
-    carried = jnp.moveaxis(_read((C * jnp.exp(log_A))[None] * S0, powers, u.shape[1]), 2, 1)
-    if segment_ids is None:
-      return y + carried, _last(u, log_A, B, S0, powers)
-    documents = number_documents(segment_ids)
-    y = y + jnp.where((documents == 0)[..., None], carried, 0)
-    ends = documents[:, -1:]
-    S0 = jnp.where((ends == 0)[..., None], S0, 0)
-    return y, _last(jnp.where((documents == ends)[..., None], u, 0), log_A, B, S0, powers)
+    powers = _powers(log_A, L)
+    y = long_conv(u, _read(C * B, powers, L).T, segment_ids=segment_ids)
+    documents = None if segment_ids is None else number_documents(segment_ids)
+    if documents is not None:
+      # What the last state is made of.
+      u = jnp.where((documents == documents[:, -1:])[..., None], u, 0)
+    S = _last(u, B, powers)
+    if S0 is not None:
+      carried = jnp.moveaxis(_read((C * jnp.exp(log_A))[None] * S0, powers, L), 2, 1)
+      left = jnp.exp(L * log_A)[None] * S0
+      if documents is not None:
+        carried = jnp.where((documents == 0)[..., None], carried, 0)
+        left = jnp.where((documents[:, -1:] == 0)[..., None], left, 0)
+      y, S = y + carried, S + left
+  return y, S
 
 
 def _read(weights, powers, L):
@@ -51,11 +56,11 @@ def _read(weights, powers, L):
   return y.reshape(*y.shape[:-2], -1)[..., :L]
 
 
-def _last(u, log_A, B, S0, powers):
-  """The state after the last token."""
+def _last(u, B, powers):
+  """What the tokens leave in the last state."""
   batch, L, d = u.shape
   n, size = powers.far.shape[1], powers.near.shape[1]
   back = jnp.pad(u[:, ::-1], ((0, 0), (0, n * size - L), (0, 0))).astype(B.dtype)
   back = jnp.moveaxis(back, 1, 2).reshape(batch, d, n, size)
   near = jnp.einsum("Bdab,dbn->Bdan", back, powers.near)
-  return B[None] * jnp.einsum("Bdan,dan->Bdn", near, powers.far) + jnp.exp(L * log_A)[None] * S0
+  return B[None] * jnp.einsum("Bdan,dan->Bdn", near, powers.far)

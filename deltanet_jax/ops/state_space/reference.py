@@ -9,6 +9,7 @@ from deltanet_jax.ops.documents import changes
 def recurrent(u, log_A, B, C, S0, segment_ids):
   """(y, S), one token after the other; the state is emptied where a document begins."""
   A = jnp.exp(log_A)[None]
+  S0 = jnp.zeros((u.shape[0], *log_A.shape), log_A.dtype) if S0 is None else S0
 
   def step(S, x):
     u_t, begins = x

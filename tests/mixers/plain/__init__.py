@@ -68,6 +68,22 @@ def rope(x):
   return y
 
 
+def hyena_filter(layer, length, taps):
+  """h `[taps filters]`: a network of three layers of sines in the place s, under a window."""
+  filters = layer.last.shape[1]
+  h = np.zeros((taps, filters))
+  for s in range(min(taps, length)):
+    t = s / (length - 1)
+    bands = (layer.kernels[0].shape[0] - 1) // 2
+    turns = np.exp(-1j * 2 * np.pi * s / length * np.linspace(1e-4, bands - 1, bands))
+    x = np.concatenate([[t], turns.real, turns.imag])
+    for kernel, bias in zip(layer.kernels, layer.biases):
+      x = np.sin(array(layer.frequency) * (x @ array(kernel) + array(bias)))
+    rates = np.linspace(np.log(100) / 1.5, np.log(100) / 0.3, filters)
+    h[s] = (x @ array(layer.last)) * np.exp(-rates * t)
+  return h
+
+
 def head_output(output, o, x):
   """Norm of each head, gate where there is one, output projection; o `[L H dv]`."""
   y = rms_norm(o, output.norm.scale).reshape(len(x), -1)

@@ -1,0 +1,226 @@
+"""Hyena and Multihead Hyena: gates around a long convolution whose filter is a small network."""
+
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.parts import (
+  Linear,
+  ShortConv,
+  merge_heads,
+  normal,
+  param,
+  split_heads,
+)
+from deltanet_jax.ops import long_conv, long_conv_attention, slot
+from deltanet_jax.ops.documents import number_documents, positions
+from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.sharding import locally
+
+_TOKENS, _FILTER, _SEGMENTS = (
+  ("batch", None, "mixing_heads"),
+  (None, "mixing_heads"),
+  ("batch", None),
+)
+
+
+@settings
+class HyenaConfig(MixerConfig):
+  kind: ClassVar[str] = "hyena"
+
+  length: int = 2048  # taps of the filter; tokens further back are not seen
+  conv: int = 3  # width of the short convolution
+  features: int = 33  # of a position: itself, cosines and sines
+  filter_width: int = 64
+  frequency: float = 14.0  # of the sines between the filter's layers, at first
+
+  def validate(self):
+    check_positive(self, "length", "filter_width", "frequency")
+    check(self.conv > 1, f"conv is {self.conv}, expected a width above 1.")
+    check(
+      self.features % 2 and self.features > 1, f"features is {self.features}, expected 3, 5, .."
+    )
+
+
+@settings
+class MultiheadHyenaConfig(HyenaConfig):
+  kind: ClassVar[str] = "multihead_hyena"
+
+  head_size: int = 16
+
+  def validate(self):
+    HyenaConfig.validate(self)
+    check_positive(self, "head_size")
+
+
+class Filter(nnx.Module):
+  """h_s of every filter from the place s: a network with sines, under a decaying window."""
+
+  def __init__(self, cfg, filters, *, std, rngs):
+    self.cfg, self.filters = cfg, filters
+    width = cfg.filter_width
+    weight = lambda i, o: param(normal(rngs, (i, o), std), None, None, decays=False)
+    self.kernels = nnx.List([weight(i, width) for i in (cfg.features, width, width)])
+    self.biases = nnx.List([param(jnp.zeros(width), None) for _ in self.kernels])
+    self.frequency = param(jnp.full(width, cfg.frequency), None)
+    self.last = weight(width, filters)
+
+  def __call__(self, taps, dtype):
+    """[taps filters]; zeros beyond the filter's length."""
+    length = self.cfg.length
+    t = np.linspace(0, 1, length)[: min(taps, length), None]
+    bands = (self.cfg.features - 1) // 2
+    angle = 2 * math.pi * np.arange(len(t))[:, None] / length * np.linspace(1e-4, bands - 1, bands)
+    x = jnp.asarray(np.concatenate([t, np.cos(angle), -np.sin(angle)], axis=1), dtype)
+    row = lambda w: w[...].astype(dtype)[None]
+    for kernel, bias in zip(self.kernels, self.biases):
+      x = jnp.sin(row(self.frequency) * (x @ kernel[...].astype(dtype) + row(bias)))
+    # From one that is 1 % after 1.5 times the length to one after 0.3 times.
+    rates = np.abs(np.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, self.filters))
+    h = (x @ self.last[...].astype(dtype)) * jnp.asarray(np.exp(-t * rates), dtype)
+    return jnp.pad(h, ((0, taps - len(t)), (0, 0)))
+
+
+class _LongConvMixer(Mixer):
+  """Projections, short convolution, filter, and decoding from the history of what is convolved."""
+
+  engine = "long_conv"
+  efficient_form = "FFT by halves"
+  decode = "history"
+  in_place = ("history", "filter")
+  remembered: ClassVar[int]  # numbers of a token that later ones read, over the width
+
+  def _build(self, cfg, width, filters, *, std, rngs):
+    self.cfg, self.width = cfg, width
+    make = lambda size: Linear((width, size), ("embed", "heads"), std=std, rngs=rngs, bias=True)
+    self.into = make(3 * width)
+    self.conv = ShortConv(cfg.conv, 3 * width, "heads", std=std, rngs=rngs, bias=True)
+    self.filter = Filter(cfg, filters, std=std, rngs=rngs)
+    self.bias = param(normal(rngs, (filters,), 1.0), "heads")
+    self.out = Linear((width, width), ("heads", "embed"), std=std, rngs=rngs, bias=True)
+
+  def init_state(self, batch, max_length, dtype):
+    """The filter is kept: to make it anew for every token would cost more than all else."""
+    return dict(
+      history=jnp.zeros((batch, max_length, self.remembered * self.width), dtype),
+      filter=self.filter(max_length, wide_dtype(dtype)),
+      conv=self.conv.init_state(batch, dtype),
+      index=jnp.zeros((), jnp.int32),
+      position=jnp.zeros((batch,), jnp.int32),
+    )
+
+  def recurrent_state(self):
+    return None
+
+  def mix(self, x, segment_ids, state):
+    before = None if state is None else state["conv"]
+    y, conv = self.conv(self.into(x), before, segment_ids)
+    read, *written = jnp.split(y, 3, axis=-1)
+    written = self.write(*written)
+    wide, L = wide_dtype(x.dtype), x.shape[1]
+    if state is None:
+      # A token's own place in the filter has a weight beside it.
+      h = self.filter(L, wide).at[0].add(self.bias[...].astype(wide))
+      return self.out(self.convolve(read, written, h, segment_ids)), None
+    n, M = state["index"], state["history"].shape[1]
+    history = slot.write_at(state["history"], written.astype(state["history"].dtype), n, 1)
+    held = slot.read(history).astype(x.dtype)
+    h = slot.read(state["filter"]).at[0].add(self.bias[...].astype(wide))
+    # Tokens of the first document that are already here have its number, those before it none.
+    place = jnp.arange(M, dtype=jnp.int32)[None]
+    numbers = (place >= n - state["position"][:, None]).astype(jnp.int32) - 1
+    if L == 1:
+      y = self.read(read[:, 0], jnp.where((numbers == 0)[..., None], held, 0), h, n)[:, None]
+    else:
+      ids = jnp.zeros(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+      numbers = slot.write_at(numbers, number_documents(ids), n, 1)
+      placed = slot.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
+      y = self.convolve(placed, held, h, numbers)
+      y = lax.dynamic_slice_in_dim(y, n, L, axis=1)
+    position = positions(state["position"], L, segment_ids)[:, -1] + 1
+    new = dict(history=history, filter=state["filter"], conv=conv, index=n + L, position=position)
+    return self.out(y), new
+
+
+class Hyena(_LongConvMixer):
+  """y = x_1 * (h (*) z + b z), z = x_2 * v; (*) is a causal convolution per channel."""
+
+  Config = HyenaConfig
+  recurrence = "Z_t = [Z_{t-1}; k_t ⊙ v_t]"
+  readout = "o_t = q_t ⊙ Σ_s h_s ⊙ z_{t-s}"
+  remembered = 1
+
+  def __init__(self, cfg: HyenaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    del eps  # there is no norm inside
+    self._build(cfg, width, width, std=std, rngs=rngs)
+
+  def write(self, x, v):
+    return x * v
+
+  def convolve(self, read, written, h, segment_ids):
+    run = lambda u, h, ids: (long_conv(u, h, segment_ids=ids),)
+    names = (_TOKENS, _FILTER, _SEGMENTS)
+    (y,) = locally(run, (written, h, segment_ids), names, (_TOKENS,))
+    return read * y
+
+  def read(self, q, held, h, n):
+    """One token at place n."""
+    y = jnp.einsum("bmd,md->bd", held.astype(h.dtype), _seen_from(n, h))
+    return q * y.astype(q.dtype)
+
+  def flops(self, length):
+    return self.width * conv_flops(length)
+
+
+class MultiheadHyena(_LongConvMixer):
+  """o_t = q_t Z_t, Z_t = sum_s h_s k_{t-s}^T v_{t-s} + b k_t^T v_t, one filter per head."""
+
+  Config = MultiheadHyenaConfig
+  recurrence = "Z_t = [Z_{t-1}; v_t k_tᵀ]"
+  readout = "o_t = Σ_s h_s Z_{t-s} q_t"
+  remembered = 2
+
+  def __init__(
+    self, cfg: MultiheadHyenaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
+  ):
+    del eps  # there is no norm inside
+    if width % cfg.head_size:
+      raise ValueError(f"head_size is {cfg.head_size}, expected a divisor of the width {width}.")
+    self.heads = width // cfg.head_size
+    self._build(cfg, width, self.heads, std=std, rngs=rngs)
+
+  def write(self, k, v):
+    return jnp.concatenate([k, v], axis=-1)
+
+  def convolve(self, read, written, h, segment_ids):
+    run = lambda q, k, v, h, ids: (long_conv_attention(q, k, v, h, segment_ids=ids),)
+    tokens = (*_TOKENS, None)
+    names = (tokens, tokens, tokens, _FILTER, _SEGMENTS)
+    q, k, v = (split_heads(y, self.heads) for y in (read, *jnp.split(written, 2, axis=-1)))
+    (o,) = locally(run, (q, k, v, h, segment_ids), names, (tokens,))
+    return merge_heads(o)
+
+  def read(self, q, held, h, n):
+    """One token at place n."""
+    k, v = (split_heads(y, self.heads).astype(h.dtype) for y in jnp.split(held, 2, axis=-1))
+    q_heads = q.reshape(q.shape[0], self.heads, -1).astype(h.dtype)
+    weights = jnp.einsum("bhn,bmhn->bmh", q_heads, k) * _seen_from(n, h)[None]
+    return jnp.einsum("bmh,bmhn->bhn", weights, v).reshape(q.shape).astype(q.dtype)
+
+  def flops(self, length):
+    # Each channel of the keys: times the values, convolved, times the queries and added.
+    return self.width * self.cfg.head_size * (conv_flops(length) + 3)
+
+
+def _seen_from(n, h):
+  """h_{n-j} for every place j, 0 for those after n."""
+  M = h.shape[0]
+  back = n - jnp.arange(M, dtype=jnp.int32)
+  return h.at[jnp.where(back < 0, M, back)].get(mode="fill", fill_value=0)
