@@ -114,7 +114,6 @@ def test_errors_are_clear():
     (dict(prompts=np.zeros((1, 2, 3), int), max_new=1), r"\[2, 3\] of int64, expected token ids"),
     (dict(prompts=np.ones(3), max_new=1), r"\[3\] of float64, expected token ids"),
     (dict(prompts=np.array(3), max_new=1), r"prompts is array\(3\), expected a list of prompts"),
-    (dict(prompts=3, max_new=1), "prompts is 3, expected a list of prompts"),
     (dict(prompts="hello", max_new=1), "a tokenizer makes them of text"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=2.0)), "top_p is 2.0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=0)), "top_k is 0"),
