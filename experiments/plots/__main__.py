@@ -16,6 +16,7 @@ from experiments.plots import (
   kernel_report,
   kernel_speed,
   layer_report,
+  state_tracking,
   train_step_report,
 )
 
@@ -23,6 +24,7 @@ from experiments.plots import (
 # figure(rows) draws.
 MODULES: dict[str, ModuleType] = dict(
   demo=demo,
+  state_tracking=state_tracking,
   kernel_speed=kernel_speed,
   decode_speed=decode_speed,
   data_speed=data_speed,
