@@ -34,7 +34,7 @@ MIXERS: dict[str, MixerConfig] = {
 }
 # The group and the mixer of each run, by its name.
 RUNS = {f"{group}-{mixer}": (group, mixer) for group in GROUPS for mixer in MIXERS}
-UPDATES = {"parity": 1000, "s3": 2000}
+UPDATES = {"parity": 300, "s3": 2000}
 
 
 def get_config(name: str = "parity-deltanet-negative") -> TrainConfig:
