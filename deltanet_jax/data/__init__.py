@@ -14,6 +14,7 @@ from deltanet_jax.data.corpus import (
   shipped_corpus,
   vocabulary_mismatch,
 )
+from deltanet_jax.data.synthetic import StateTracking
 from deltanet_jax.data.task import Batch, HeldOut, Task, training_batches
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
   "HeldOut",
   "Split",
   "SplitText",
+  "StateTracking",
   "Task",
   "Tokenizer",
   "find_tokenizer",

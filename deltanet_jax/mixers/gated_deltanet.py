@@ -73,13 +73,18 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def projections(self, x, segment_ids, state):
-    """((q, k, v), beta, g, convolution states), q to beta with all channels in one axis."""
+    """((q, k, v), beta, g, convolution states), q to beta with all channels in one axis.
+
+    g is None in a mixer that has no forget gate.
+    """
     wide = wide_dtype(x.dtype)
     (q, k, v), convs = self.qkv(x, segment_ids, state)
     q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     norm = lambda y: l2_norm(y, self.key_size)
     q, k = (per_head(norm, y, self.key_size) for y in (q, k))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
+    if self.decay is None:
+      return (q, k, v), beta, None, convs
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
     return (q, k, v), beta, g, convs

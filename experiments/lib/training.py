@@ -3,15 +3,16 @@
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 
 import jax
 
 from deltanet_jax.config import TrainConfig
-from deltanet_jax.data import CorpusTask, load_tokenizer, open_corpus, shipped_corpus
+from deltanet_jax.data import CorpusTask, Task, load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import Validation
 from deltanet_jax.files import writing
-from deltanet_jax.train import PreemptionError, check_start, train
+from deltanet_jax.train import Evaluator, PreemptionError, check_start, train
 from experiments.lib import provenance
 from experiments.lib.exits import INTERRUPTED, PREEMPTED
 from experiments.lib.processes import say, wait_for_all
@@ -37,18 +38,27 @@ def open_task(cfg: TrainConfig, workdir: pathlib.Path, **options) -> CorpusTask:
   return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
 
 
-def run(cfg: TrainConfig, workdir: pathlib.Path, task: CorpusTask, **options) -> dict[str, float]:
-  """Trains with validation, and returns its last numbers; exits with its code if told to stop.
+def run(
+  cfg: TrainConfig,
+  workdir: pathlib.Path,
+  task: Task,
+  evaluators: Sequence[Evaluator] | None = None,
+  **options,
+) -> dict[str, float]:
+  """Trains, and returns the last evaluation; exits with its code if told to stop.
 
   Args:
+    evaluators: validation on what the task holds out if None.
     options: of `train`.
   """
+  if evaluators is None:
+    evaluators = [Validation(task, cfg.eval_batches)]
   try:
     return train(
       cfg,
       workdir,
       task,
-      evaluators=[Validation(task, cfg.eval_batches)],
+      evaluators=evaluators,
       origin=provenance.describe(),
       say=say,
       **options,

@@ -17,6 +17,7 @@ from experiments.plots import (
   kernel_speed,
   layer_report,
   mixer_speed,
+  state_tracking,
   train_step_report,
 )
 
@@ -24,6 +25,7 @@ from experiments.plots import (
 # figure(rows) draws.
 MODULES: dict[str, ModuleType] = dict(
   demo=demo,
+  state_tracking=state_tracking,
   kernel_speed=kernel_speed,
   decode_speed=decode_speed,
   data_speed=data_speed,

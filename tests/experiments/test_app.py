@@ -19,6 +19,7 @@ COMMANDS = {
     "--init_from",
     "--config.optimizer.learning_rate=0.0003",
   ),
+  "experiments.state_tracking": ("--run", "--seed", "--length", "--[no]again"),
   "experiments.bench.kernel_speed": ("--curve", "--results", "--[no]allow_modified"),
   "experiments.bench.decode_speed": ("--context", "--[no]again"),
   "experiments.bench.ensemble_speed": ("--family", "--members", "--rounds"),

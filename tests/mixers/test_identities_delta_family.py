@@ -30,6 +30,14 @@ def test_deltaproduct_with_one_step_is_gated_deltanet():
   assert same(one, gated, x)
 
 
+def test_deltaproduct_without_gates_and_with_one_step_is_deltanet():
+  plain, x = make("deltanet")
+  options = dict(steps=1, negative_eigenvalues=plain.cfg.negative_eigenvalues)
+  options |= dict(conv=plain.cfg.conv, output_gate=plain.cfg.output_gate, forget_gate=False)
+  one = with_weights("deltaproduct", jax.tree.leaves(plain), **options)
+  assert same(one, plain, x)
+
+
 def test_one_block_is_deltanet():
   whole, x = make("deltanet")
   one = with_weights("block_deltanet", jax.tree.leaves(whole), block_size=8)
