@@ -154,7 +154,9 @@ def _costs(axes: Axes, rows):
 
 def figure(rows: list[dict]) -> Figure | None:
   """Speed-ups here and in the paper, and the cost per token and head; None without rows of them."""
-  shown = dict(dtype="float32", memory="kept")
+  memories = {row["key"]["memory"] for row in rows}
+  memory = "kept" if "kept" in memories else "system"
+  shown = dict(dtype="float32", memory=memory)
   float32 = [row for row in rows if shown.items() <= row["key"].items()]
   draw = []
   for direction, title in zip(reversed(_DIRECTIONS), ("Forward + backward", "Forward")):
@@ -175,5 +177,7 @@ def figure(rows: list[dict]) -> Figure | None:
   for show, panel in zip(draw, axes):
     show(panel)
   machine = rows[0]["provenance"]["machine"]
-  drawn.suptitle(f"Chunkwise delta rule, float32, {machine}", fontsize=8, color="0.4")
+  drawn.suptitle(
+    f"Chunkwise delta rule, float32, memory {memory}, {machine}", fontsize=8, color="0.4"
+  )
   return drawn
