@@ -73,10 +73,16 @@ def test_equals_its_recurrence_with_every_gradient(name):
 
 
 @ALL
-def test_prefill_and_steps_continue_anywhere(name):
+@pytest.mark.parametrize(
+  "splits",
+  # Inside a chunk and at its end: each length is compiled anew, and all of them take minutes.
+  [(0, 4, 5, L), pytest.param(range(L + 1), marks=pytest.mark.slow)],
+  ids=["some", "all"],
+)
+def test_prefill_and_steps_continue_anywhere(name, splits):
   mixer, x = make(name)
   want, *_ = forward_and_gradients(mixer, x, x)
-  for s in range(L + 1):
+  for s in splits:
     first, state = prefill(mixer, x[:, :s], start(mixer)) if s else (x[:, :0], start(mixer))
     rests = [x[:, :0]]
     if s < L:
