@@ -16,6 +16,7 @@ from experiments.plots import (
   kernel_report,
   kernel_speed,
   layer_report,
+  outside,
   train_step_report,
 )
 
@@ -30,6 +31,7 @@ MODULES: dict[str, ModuleType] = dict(
   kernel_report=kernel_report,
   kernel_errors=kernel_errors,
   layer_report=layer_report,
+  outside=outside,
   train_step_report=train_step_report,
 )
 
