@@ -42,6 +42,9 @@ ONLY = {
   "orbax": ("deltanet_jax.train", "experiments"),
   "grain": ("deltanet_jax.data",),
 }
+# No dependencies: only what runs in an environment of its own may name them.
+OTHERS = ("torch", "transformers")
+OTHERS_WORKER = ROOT / "experiments/bench/outside_worker.py"
 FILES = [
   p for d in ("experiments", "deltanet_jax", "pallas_kernels") for p in ROOT.glob(f"{d}/**/*.py")
 ]
@@ -70,6 +73,7 @@ def test_direction(path):
   for name in imports(path):
     top = name.split(".")[0]
     assert top != "tests", f"{module} imports {name}"
+    assert top not in OTHERS or path == OTHERS_WORKER, f"{module} imports {name}"
     if top in ONLY:
       assert own in ONLY[top], f"{module} imports {name}"
     target = package_of(name)

@@ -17,6 +17,7 @@ from experiments.plots import (
   kernel_speed,
   layer_report,
   mixer_speed,
+  outside,
   state_tracking,
   train_step_report,
 )
@@ -34,6 +35,7 @@ MODULES: dict[str, ModuleType] = dict(
   kernel_report=kernel_report,
   kernel_errors=kernel_errors,
   layer_report=layer_report,
+  outside=outside,
   train_step_report=train_step_report,
 )
 

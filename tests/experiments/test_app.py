@@ -25,6 +25,7 @@ COMMANDS = {
   "experiments.bench.ensemble_speed": ("--family", "--members", "--rounds"),
   "experiments.bench.mixer_speed": ("--kind", "--width", "--rounds"),
   "experiments.bench.data_speed": ("--corpus", "--[no]again"),
+  "experiments.bench.outside": ("--reference_python", "--layer", "--[no]again"),
   "experiments.ahead.kernel_report": ("--target", "--[no]again"),
   "experiments.ahead.kernel_errors": ("--results",),
   "experiments.ahead.layer_report": ("--preset", "--results"),
@@ -50,6 +51,10 @@ def test_help_shows_all_flags(module):
   "words, said",
   [
     (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
+    (
+      ["experiments.bench.outside", "--allow_modified"],
+      "outside: --reference_python is needed; see --help",
+    ),
     (
       ["experiments.ahead.train_step_report"],
       "train_step_report: --config and --target are needed; see --help",
