@@ -53,7 +53,7 @@ def _by_form(rows):
 def _length_table(rows):
   lines = []
   for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
-    cells = [memory, str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+    cells = [str(d), f"{length:,}", f"{batch} x {heads}", f"{dtype}, {memory}"]
     for direction in _DIRECTIONS:
       slow, fast = (forms.get((direction, form)) for form in ("recurrent", "chunkwise"))
       if slow and fast:
@@ -63,7 +63,7 @@ def _length_table(rows):
         cells += ["–", "–"]
     paper = paper_speedup(d).get(length) if d in PAPER else None
     lines.append([*cells, f"{paper:.1f} ×" if paper else "–"])
-  header = ["memory", "head size", "length", "batch x heads", "dtype"]
+  header = ["head size", "length", "batch x heads", "dtype, memory"]
   header += ["forward, ms", "speed-up", "forward+backward, ms", "speed-up", "paper"]
   return (
     "## Chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this machine, with"
@@ -76,10 +76,10 @@ def _forward_table(rows):
   lines = []
   for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
     shown = [forms["forward", form] for form in ("recurrent", "chunkwise", "default")]
-    cells = [memory, str(d), f"{length:,}", f"{batch} x {heads}", dtype]
+    cells = [str(d), f"{length:,}", f"{batch} x {heads}", f"{dtype}, {memory}"]
     cells += [f"{1e3 * x['seconds']:.2f}" for x in shown]
     lines.append([*cells, f"{shown[-1]['over_fastest']:.2f}"])
-  header = ["memory", "head size", "length", "batch x heads", "dtype"]
+  header = ["head size", "length", "batch x heads", "dtype, memory"]
   header += ["recurrent, ms", "chunkwise, ms"]
   return (
     "## The forward alone\n\n`implementation=None` beside both forms, and its time over that of the"
@@ -90,12 +90,12 @@ def _forward_table(rows):
 def _cost_table(rows):
   lines = []
   for row in sorted(rows, key=_cost_order):
-    cells = [row["memory"], str(row["head_size"]), f"{row['batch'] * row['heads']}"]
-    cells += [f"{row['batch']}"]
-    cells += [f"{row['heads']}", f"{row['length']:,}", row["dtype"], f"{1e3 * row['seconds']:.1f}"]
+    cells = [str(row["head_size"]), f"{row['batch'] * row['heads']}", f"{row['batch']}"]
+    kind = f"{row['dtype']}, {row['memory']}"
+    cells += [f"{row['heads']}", f"{row['length']:,}", kind, f"{1e3 * row['seconds']:.1f}"]
     cost = f"{row['microseconds_per_token_and_head']:.2f}"
     lines.append([*cells, cost, f"{row['over_cheapest']:.2f}"])
-  header = ["memory", "head size", "batch x heads", "batch", "heads", "length", "dtype", "ms"]
+  header = ["head size", "batch x heads", "batch", "heads", "length", "dtype, memory", "ms"]
   return (
     "## Cost per token and head, forward+backward\n\nAll shapes in turn in one run.\n\n"
     f"{table([*header, 'µs per token and head', 'over the cheapest'], lines)}"
