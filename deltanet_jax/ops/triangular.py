@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 _BASE = 16
 
 
-@jax.custom_jvp
 def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
   """(I + A)^-1 for strictly lower triangular A; entries on or above the diagonal are ignored.
 
@@ -22,8 +21,14 @@ def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
     raise ValueError(f"A has shape {A.shape}, expected square matrices [..., C, C].")
   if not jnp.issubdtype(A.dtype, jnp.floating):
     raise ValueError(f"A has dtype {A.dtype}, expected a floating dtype.")
+  # Of one row it does not depend on A, which a `jax.custom_jvp` under `jax.vmap` cannot say.
+  return jnp.ones_like(A) if A.shape[-1] == 1 else _inverse(A)
+
+
+@jax.custom_jvp
+def _inverse(A):
   C = A.shape[-1]
-  padded = 1 << max(C - 1, 0).bit_length()
+  padded = 1 << (C - 1).bit_length()
   A = jnp.pad(A, [(0, 0)] * (A.ndim - 2) + [(0, padded - C)] * 2)
   # The chunk inverse is the one place where a rounded product is amplified, so never one bf16 pass.
   with jax.default_matmul_precision("highest"):
@@ -31,9 +36,9 @@ def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
   return X.reshape(A.shape)[..., :C, :C]
 
 
-@unit_lower_inverse.defjvp
+@_inverse.defjvp
 def _derivative(primals, tangents):
-  X = unit_lower_inverse(*primals)
+  X = _inverse(*primals)
   with jax.default_matmul_precision("highest"):
     return X, -(X @ jnp.tril(*tangents, -1) @ X)
 

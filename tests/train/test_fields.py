@@ -59,6 +59,7 @@ def test_no_field_is_idle(corpus, tmp_path, reads):
   small |= dict(deltaproduct=small["gated_deltanet"], kda=small["deltanet"])
   small |= dict(block_deltanet=dict(key_size=16, block_size=8, value_size=16))
   small |= dict(mamba2=dict(head_size=16), hgrn2=dict(key_size=16), rwkv6=dict(head_size=16))
+  small |= dict(rwkv7=dict(head_size=16))
   cfg.model.mixers = {kind: mixer_config(kind)(**small.get(kind, {})) for kind in MIXERS}
   cfg.model.pattern, cfg.model.depth = tuple(MIXERS), len(MIXERS)
   # A mixer reads its fields while it is traced; to compile all of them would take minutes.

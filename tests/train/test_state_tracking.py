@@ -20,6 +20,7 @@ class WrongBeforeTheLast(HeldOut):
       yield batch
 
 
+@pytest.mark.slow
 def test_negative_eigenvalues_learn_parity_at_four_times_the_length(tmp_path):
   cfg = state_tracking.get_config("parity-deltanet-negative")
   cfg.data.length = cfg.loss_chunk = 8

@@ -134,6 +134,6 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(corpus, tmp_path, disk):
   output = finish(process, 1)
   # With CUDA wheels but no GPU jax has its own to say before.
   assert "Traceback" not in output, output
-  last = output.strip().splitlines()[-1]
-  assert last.startswith("train: ")
-  assert "cannot be written" in last or "could not be written" in last
+  # A thread of orbax's may still have a line after it.
+  (said,) = [line for line in output.splitlines() if line.startswith("train: ")]
+  assert "cannot be written" in said or "could not be written" in said
