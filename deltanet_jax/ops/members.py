@@ -12,7 +12,7 @@ def members_as_rows(f):
 
   Under `jax.vmap` it is called once with the rows of all members, and a flag is that of any member;
   a `lax.cond` on the flag then still runs one branch, and what f works on together stays small.
-  Derivatives are those of f itself.
+  Reverse mode is that of f itself.
   """
 
   @custom_vmap
@@ -27,14 +27,15 @@ def members_as_rows(f):
     results = jax.tree.map(functools.partial(_unfold, size), batched(*folded))
     return results, jax.tree.map(lambda _: True, results)
 
-  @jax.custom_jvp
+  @jax.custom_vjp
   def differentiable(*args):
     return batched(*args)
 
-  @differentiable.defjvp
-  def _(args, tangents):
-    return batched(*args), jax.jvp(f, args, tangents)[1]
+  def backward(args, cotangents):
+    _, pull = jax.vjp(f, *args)
+    return pull(cotangents)
 
+  differentiable.defvjp(lambda *args: (batched(*args), args), backward)
   return differentiable
 
 
