@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, get_args
 
 Remat = Literal["none", "full", "dots"]
 Dtype = Literal["float32", "bfloat16", "float64"]
-Mlp = Literal["swiglu", "rwkv4", "rwkv6"]
+Mlp = Literal["swiglu", "gelu", "identity", "rwkv4", "rwkv6"]
 Norm = Literal["rms", "layer"]
+OutputInit = Literal["plain", "mlp", "all"]
 
 # Not frozen, because command-line overrides assign in place; nothing changes one after validate().
 settings = functools.partial(dataclasses.dataclass, kw_only=True, slots=True, unsafe_hash=True)
@@ -58,16 +59,24 @@ class ModelConfig:
   depth: int = 24
   mixers: dict[str, MixerConfig]  # by the name that the pattern calls them
   pattern: tuple[str, ...]  # the mixer of each layer, repeated over the depth
-  mlp: Mlp = "swiglu"  # or RWKV's channel mix; its two versions begin training differently
+  # "gelu" has biases; "identity" adds the norm alone, x + norm(x); RWKV's channel mix is one MLP
+  # whose two versions begin training differently.
+  mlp: Mlp = "swiglu"
   mlp_ratio: float = 4.0  # SwiGLU of 2/3 of this, rounded up; 0 for no MLP
   mlp_multiple: int = 256  # of the SwiGLU's inner width
   mlp_inner: int | None = None  # None: from the ratio
   tied: bool = False  # one matrix for embedding and head
+  head_bias: bool = False
+  autoencoder: int = 0  # hidden layers that make all tokens of a row from its last; 0: next tokens
+  positions: int = 0  # learned ones of so many tokens, added to the embedding; 0: none
+  embedding_dropout: float = 0.0  # share of the embedding's numbers that are zero while training
   logit_cap: float | None = None  # logits become cap tanh(logits / cap); None: they stay
   norm: Norm = "rms"  # before mixers, MLPs and the head; "layer" has a bias
   embedding_norm: bool = False  # also after the embedding
   norm_eps: float = 1e-6
   init_std: float = 0.02
+  output_init: OutputInit = "plain"  # whose output maps begin smaller, by sqrt(2 depth)
+  conv_std: float | None = None  # of short convolutions at first; None: init_std
   dtype: Dtype = "float32"  # of the computation; parameters are float32
   remat: Remat = "none"  # what the backward recomputes: nothing, all, or all but products
   scan: bool = True  # one traced layer for all that repeat; False unrolls them
@@ -82,8 +91,15 @@ class ModelConfig:
     return tuple(self.pattern[i % len(self.pattern)] for i in range(self.depth))
 
   @property
+  def has_mlp(self) -> bool:
+    """Whether a layer has a second part beside its mixer."""
+    return self.mlp == "identity" or self.mlp_width > 0
+
+  @property
   def mlp_width(self) -> int:
     """Inner width of the MLP, 0 without."""
+    if self.mlp == "identity":
+      return 0
     if self.mlp_inner is not None:
       return self.mlp_inner
     if self.mlp != "swiglu":
@@ -94,7 +110,14 @@ class ModelConfig:
 
   def validate(self):
     check_positive(self, "vocab", "width", "depth", "mlp_multiple", "norm_eps", "init_std")
-    check_positive(self, "logit_cap")
+    check_positive(self, "logit_cap", "conv_std")
+    for name in ("autoencoder", "positions"):
+      check(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, expected 0 or more.")
+    dropout = self.embedding_dropout
+    check(0 <= dropout < 1, f"embedding_dropout is {dropout}, expected 0 or more and less than 1.")
+    check(not (self.tied and self.head_bias), "tied and head_bias are set, expected one of them.")
+    even = self.width % 2 == 0 and self.width > 2
+    check(not self.autoencoder or even, f"width is {self.width}, expected an even one above 2.")
     check(self.mlp_ratio >= 0, f"mlp_ratio is {self.mlp_ratio}, expected 0 or more.")
     check(len(self.pattern) > 0, "pattern is empty, expected the names of mixers.")
     check(
@@ -108,6 +131,7 @@ class ModelConfig:
     check_one_of("remat", self.remat, Remat)
     check_one_of("mlp", self.mlp, Mlp)
     check_one_of("norm", self.norm, Norm)
+    check_one_of("output_init", self.output_init, OutputInit)
     for mixer in self.mixers.values():
       mixer.validate()
 
@@ -117,10 +141,13 @@ class DataConfig:
   corpus: str = ""  # folder that experiments.prepare_data wrote; empty: the novels shipped here
   length: int = 2048  # tokens per row
   batch: int = 256  # rows per update, over all hosts
+  scored: int | None = None  # most targets of a row that count, all other logits are left out
   workers: int = 0  # threads that read ahead
 
   def validate(self):
-    check_positive(self, "length", "batch")
+    check_positive(self, "length", "batch", "scored")
+    most = self.scored is None or self.scored <= self.length
+    check(most, f"scored is {self.scored}, more than the length {self.length}.")
     check(self.workers >= 0, f"workers is {self.workers}, expected 0 or more.")
 
 
@@ -132,14 +159,16 @@ class OptimizerConfig:
   initial_learning_rate: float = 3e-5
   final_learning_rate: float = 3e-5
   warmup_tokens: int = 500_000_000
-  weight_decay: float = 0.01  # of the weights that their module says it is for
-  clip: float = 1.0  # of the gradient's norm
+  rate_every: int = 1  # updates between two changes of the learning rate
+  weight_decay: float = 0.01
+  decay_all: bool = False  # else only the weights that their module says it is for
+  clip: float | None = 1.0  # of the gradient's norm
   b1: float = 0.9
   b2: float = 0.95
   eps: float = 1e-8
 
   def validate(self):
-    check_positive(self, "learning_rate", "clip", "eps")
+    check_positive(self, "learning_rate", "rate_every", "clip", "eps")
     rates = ("initial_learning_rate", "final_learning_rate")
     for name in (*rates, "warmup_tokens", "weight_decay", "b1", "b2"):
       value = getattr(self, name)
@@ -190,6 +219,8 @@ class TrainConfig:
   log_every: int = 10  # updates
   eval_every: int = 1000
   eval_batches: int | None = None  # None: the whole validation split
+  stop_metric: str | None = None  # an evaluated number that ends the run above `stop_above`
+  stop_above: float = 1.0
   max_bad_updates: int = 10  # in a row with gradients that are not finite, then it stops
 
   @property

@@ -35,7 +35,7 @@ _RUNS = flags.DEFINE_multi_enum(
   "run", list(state_tracking.RUNS), state_tracking.RUNS, "Group and mixer; repeatable."
 )
 _SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of weights and data; repeatable.")
-_LENGTHS = flags.DEFINE_multi_integer("length", [32, 64, 128, 256], "Lengths to test; repeatable.")
+_LENGTHS = flags.DEFINE_multi_integer("length", [16, 32, 64, 128, 256], "To test; repeatable.")
 _OUT = flags.DEFINE_string("out", "results/state_tracking", "Folder of runs that are not finished.")
 
 _HELD_OUT = 1000  # more than a seed of training: rows that no run was trained on

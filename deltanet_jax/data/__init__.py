@@ -14,15 +14,18 @@ from deltanet_jax.data.corpus import (
   shipped_corpus,
   vocabulary_mismatch,
 )
-from deltanet_jax.data.synthetic import StateTracking
+from deltanet_jax.data.synthetic import MQAR, Drawn, RegBench, StateTracking, mad
 from deltanet_jax.data.task import Batch, HeldOut, Task, training_batches
 
 __all__ = [
+  "MQAR",
   "TOKENIZERS",
   "Batch",
   "Corpus",
   "CorpusTask",
+  "Drawn",
   "HeldOut",
+  "RegBench",
   "Split",
   "SplitText",
   "StateTracking",
@@ -31,6 +34,7 @@ __all__ = [
   "find_tokenizer",
   "keep_tokenizer",
   "load_tokenizer",
+  "mad",
   "open_corpus",
   "shipped_corpus",
   "training_batches",

@@ -148,6 +148,7 @@ def to_fla(cfg: ModelConfig) -> dict:
   if not cfg.mlp_width:
     raise ValueError("the model has no MLP; the format holds only layers with one.")
   plain = dict(mlp="swiglu", norm="rms", embedding_norm=False, logit_cap=None)
+  plain |= dict(head_bias=False, autoencoder=0, positions=0)
   for name, value in plain.items():
     if getattr(cfg, name) != value:
       raise ValueError(

@@ -203,6 +203,8 @@ def write_attention(layers: dict[int, AttentionConfig], width: int) -> dict | li
         f"attention has {heads} heads of {mixer.head_size}; the format holds only heads that fill"
         f" the width {width}."
       )
+    if mixer.bias or mixer.rope_base is None:
+      raise ValueError("attention has biases or no rotary positions; the format holds neither.")
     groups.append(
       dict(
         layers=[i for i, other in layers.items() if other == mixer],

@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions: over all earlier tokens or a sliding window."""
+"""Softmax attention, with rotary positions or none: over all earlier tokens or a sliding window."""
 
 from typing import ClassVar
 
@@ -20,7 +20,8 @@ class AttentionConfig(MixerConfig):
   head_size: int = 64
   kv_heads: int | None = None  # None: as many as heads
   window: int | None = None  # keys a token sees, its own included; None: all before it
-  rope_base: float = 10000.0
+  rope_base: float | None = 10000.0  # None: no positions
+  bias: bool = False  # of all four maps
 
   def validate(self):
     check_positive(self, "heads", "head_size", "kv_heads", "window", "rope_base")
@@ -49,10 +50,11 @@ class Attention(Mixer):
     if self.heads % self.kv_heads:
       raise ValueError(f"kv_heads is {self.kv_heads}, expected a divisor of heads {self.heads}.")
     inner, kv = self.heads * cfg.head_size, self.kv_heads * cfg.head_size
-    self.q = Linear((width, inner), ("embed", "heads"), std=std, rngs=rngs)
-    self.k = Linear((width, kv), ("embed", "heads"), std=std, rngs=rngs)
-    self.v = Linear((width, kv), ("embed", "heads"), std=std, rngs=rngs)
-    self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
+    options = dict(std=std, rngs=rngs, bias=cfg.bias)
+    self.q = Linear((width, inner), ("embed", "heads"), **options)
+    self.k = Linear((width, kv), ("embed", "heads"), **options)
+    self.v = Linear((width, kv), ("embed", "heads"), **options)
+    self.out = Linear((inner, width), ("heads", "embed"), **options)
 
   def init_state(self, batch, max_length, dtype):
     window = self.cfg.window
@@ -72,10 +74,11 @@ class Attention(Mixer):
         (self.v(x), self.kv_heads),
       )
     )
-    start = jnp.zeros((B,), jnp.int32) if state is None else state.position
-    position = positions(start, L, segment_ids)
-    # Keys are stored rotated: their own position does not change any more.
-    q, k = rope(q, position, self.cfg.rope_base), rope(k, position, self.cfg.rope_base)
+    if self.cfg.rope_base is not None:
+      start = jnp.zeros((B,), jnp.int32) if state is None else state.position
+      position = positions(start, L, segment_ids)
+      # Keys are stored rotated: their own position does not change any more.
+      q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     window = self.cfg.window
     if state is None:
       attend = lambda q, k, v, ids: (causal_attention(q, k, v, window=window, segment_ids=ids),)
@@ -83,7 +86,7 @@ class Attention(Mixer):
       names = (heads, heads, heads, ("batch", None))
       (o,) = locally(attend, (q, k, v, segment_ids), names, (heads,))
     else:
-      if window is not None and window > state.k.shape[1]:
+      if window is not None and window > state.k.shape[2]:
         window = None  # rows are shorter than the window
       o, state = cached_attention(q, k, v, state, window=window, segment_ids=segment_ids)
     return self.out(merge_heads(o)), state

@@ -2,8 +2,10 @@
 
 from typing import ClassVar
 
+import jax
+
 from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.base import check_chunk, check_conv
 from deltanet_jax.mixers.feature_maps import (
   SIGNED_FEATURES,
   SIGNED_PRODUCTS,
@@ -28,6 +30,7 @@ class LinearAttentionConfig(MixerConfig):
   # Outputs are divided by phi(q_t) z_t, z the sum of keys; without, each head is normed instead,
   # which would undo the division.
   normalize: bool = False
+  conv: int = 0  # width of the short convolution, 0 for none
   chunk: int = 64
 
   def validate(self):
@@ -39,6 +42,7 @@ class LinearAttentionConfig(MixerConfig):
         f"{name} divides by a sum that may vanish with the feature map {self.feature_map!r},"
         " expected a map without negative features, for instance 'elu'.",
       )
+    check_conv(self.conv)
     check_chunk(self.chunk)
 
 
@@ -59,7 +63,7 @@ class LinearAttention(LinearAttentionMixer):
     self.heads = H = cfg.heads
     dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
-    self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
     make = lambda: FeatureMap(cfg.feature_map, dk, nu=cfg.dpfp_nu, std=std, rngs=rngs)
     self.q_map, self.k_map = make(), make()
     self.key_size = self.k_map.size
@@ -74,13 +78,16 @@ class LinearAttention(LinearAttentionMixer):
     return super().flops(length) + (self.heads - 1) * maps
 
   def mix(self, x, segment_ids, state):
-    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    (q, k, v), convs = self.qkv(x, segment_ids, state)
+    if self.cfg.conv:
+      q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     q, k = self.q_map(q), self.k_map(k)
     if self.cfg.sum_norm:
       q, k = (y / (y.sum(axis=-1, keepdims=True) + 1e-4) for y in map(wide, (q, k)))
     if self.normalized:
       o, total, state = self.run_normalized(q, k, v, None, segment_ids, state)
-      return self.out(merge_heads((o / (total + 1e-10)).astype(x.dtype))), state
+      y = self.out(merge_heads((o / (total + 1e-10)).astype(x.dtype)))
+      return y, None if state is None else state | convs
     o, S = self.run(q, k, v, None, segment_ids, state)
-    return self.output(o, x), None if state is None else dict(S=S)
+    return self.output(o, x), None if state is None else dict(S=S, **convs)

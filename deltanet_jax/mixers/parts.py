@@ -99,6 +99,18 @@ class SwiGLU(nnx.Module):
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
+class GeluMLP(nnx.Module):
+  """gelu(x W_up + b) W_down + b', the GELU by its tanh."""
+
+  def __init__(self, width, inner, *, std, rngs):
+    options = dict(std=std, rngs=rngs, bias=True)
+    self.up = Linear((width, inner), ("embed", "mlp"), **options)
+    self.down = Linear((inner, width), ("mlp", "embed"), **options)
+
+  def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+    return self.down(jax.nn.gelu(self.up(x), approximate=True))
+
+
 def dt_bias(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
   """b with softplus(b) log-uniform between 0.001 and 0.1."""
   u = jax.random.uniform(rngs.params(), shape, jnp.float32)

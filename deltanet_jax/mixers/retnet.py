@@ -2,11 +2,12 @@
 
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.base import check_chunk, check_conv
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.parts import QKV, HeadOutput, split_heads
 from deltanet_jax.ops import rope
@@ -22,10 +23,12 @@ class RetNetConfig(MixerConfig):
   expand_k: float = 1.0  # width of all keys together, over the model's
   expand_v: float = 2.0
   rope_base: float = 10000.0
+  conv: int = 0  # width of the short convolution, 0 for none
   chunk: int = 64
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "rope_base")
+    check_conv(self.conv)
     check_chunk(self.chunk)
 
 
@@ -41,7 +44,7 @@ class RetNet(LinearAttentionMixer):
     self.heads = H = cfg.heads
     self.key_size = dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
-    self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
@@ -50,7 +53,9 @@ class RetNet(LinearAttentionMixer):
 
   def mix(self, x, segment_ids, state):
     B, L, H = *x.shape[:2], self.heads
-    (q, k, v), _ = self.qkv(x, segment_ids, None)
+    (q, k, v), convs = self.qkv(x, segment_ids, state)
+    if self.cfg.conv:
+      q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, H) for y in (q, k, v))
     start = jnp.zeros((B,), jnp.int32) if state is None else state["position"]
     position = positions(start, L, segment_ids)
@@ -58,4 +63,5 @@ class RetNet(LinearAttentionMixer):
     q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     g = jnp.broadcast_to(g[None, None], (B, L, H))
     o, S = self.run(q, k, v, g, segment_ids, state)
-    return self.output(o, x), None if state is None else dict(S=S, position=position[:, -1] + 1)
+    new = dict(S=S, position=position[:, -1] + 1, **convs)
+    return self.output(o, x), None if state is None else new

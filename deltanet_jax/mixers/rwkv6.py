@@ -37,7 +37,7 @@ class RWKV6(LinearAttentionMixer):
 
   Config = RWKV6Config
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
-  readout = "o_t = (S_{t-1} + (d ⊙ v_t) k_tᵀ) q_t"
+  readout = "o_t = (S_{t-1} + v_t (d ⊙ k_t)ᵀ) q_t"
   efficient_form = "chunkwise, two levels"
   by_layer = True
 

@@ -1,5 +1,6 @@
 """One pre-norm layer: mixer and MLP, each added to the residual stream."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -8,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import Layer, build_mixer
 from deltanet_jax.mixers.norms import LayerNorm
-from deltanet_jax.mixers.parts import RMSNorm, SwiGLU
+from deltanet_jax.mixers.parts import GeluMLP, RMSNorm, ShortConv, SwiGLU
 from deltanet_jax.models.channel_mix import ChannelMix
 
 
@@ -18,22 +19,40 @@ def make_norm(cfg: ModelConfig) -> RMSNorm | LayerNorm:
   return norm(cfg.width, "embed", eps=cfg.norm_eps)
 
 
-def _make_mlp(cfg: ModelConfig, layer: Layer, rngs) -> SwiGLU | ChannelMix:
+def _make_mlp(cfg: ModelConfig, layer: Layer, rngs) -> SwiGLU | GeluMLP | ChannelMix:
   sizes, options = (cfg.width, cfg.mlp_width), dict(std=cfg.init_std, rngs=rngs)
-  if cfg.mlp == "swiglu":
-    return SwiGLU(*sizes, **options)
-  return ChannelMix(*sizes, cfg.mlp, layer, **options)
+  if cfg.mlp in ("rwkv4", "rwkv6"):
+    return ChannelMix(*sizes, cfg.mlp, layer, **options)
+  return (SwiGLU if cfg.mlp == "swiglu" else GeluMLP)(*sizes, **options)
+
+
+def _scale(module: nnx.Module, factor: float, found: Callable[[tuple, nnx.Module], bool]):
+  """Multiplies the kernels of those inner modules that `found(path, module)`."""
+  for path, inner in nnx.iter_modules(module):
+    if found(path, inner):
+      inner.kernel[...] = factor * inner.kernel[...]
 
 
 class Block(nnx.Module):
-  """x += mixer(norm(x)); x += mlp(norm(x)), the second only if the model has an MLP."""
+  """x += mixer(norm(x)); x += mlp(norm(x)), the second only if the model has an MLP.
+
+  An MLP that is the identity adds norm(x).
+  """
 
   def __init__(self, cfg: ModelConfig, name: str, layer: Layer, *, rngs):
     options = dict(layer=layer, eps=cfg.norm_eps, std=cfg.init_std, rngs=rngs)
     self.mixer_norm = make_norm(cfg)
     self.mixer = build_mixer(cfg.mixers[name], cfg.width, **options)
-    self.mlp_norm = make_norm(cfg) if cfg.mlp_width else None
+    self.mlp_norm = make_norm(cfg) if cfg.has_mlp else None
     self.mlp = _make_mlp(cfg, layer, rngs) if cfg.mlp_width else None
+    smaller = (2 * cfg.depth) ** -0.5
+    if cfg.output_init == "all":
+      _scale(self.mixer, smaller, lambda path, _: path[-1:] == ("out",))
+    if cfg.output_init != "plain" and self.mlp is not None:
+      _scale(self.mlp, smaller, lambda path, _: path[-1:] == ("down",))
+    if cfg.conv_std is not None:
+      factor = cfg.conv_std / cfg.init_std
+      _scale(self.mixer, factor, lambda _, inner: isinstance(inner, ShortConv))
 
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
     """What mixer and MLP remember; None for an MLP that looks at single tokens."""
@@ -58,6 +77,7 @@ class Block(nnx.Module):
     if isinstance(self.mlp, ChannelMix):
       y, new["mlp"] = self.mlp(self.mlp_norm(x), segment_ids, before["mlp"])
       x = x + y
-    elif self.mlp is not None:
-      x = x + self.mlp(self.mlp_norm(x))
+    elif self.mlp_norm is not None:
+      y = self.mlp_norm(x)
+      x = x + (y if self.mlp is None else self.mlp(y))
     return x, None if state is None else new

@@ -39,13 +39,15 @@ class Summary:
 def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
   """Parameters, state and cost, from shapes alone."""
   model = abstract(cfg)
-  states = jax.tree.leaves(jax.eval_shape(lambda m: m.init_state(1, length), model))
+  # An autoencoder decodes nothing, so it keeps nothing.
+  init = lambda model: [] if cfg.autoencoder else model.init_state(1, length)
+  states = jax.tree.leaves(jax.eval_shape(init, model))
   mixers = [
     block.mixer for stack in model.stacks for block in stack.unit.blocks for _ in range(stack.times)
   ]
   recurrent = [mixer.recurrent_state() for mixer in mixers]
   # The paper divides by layers and width, counting two blocks without MLP as one layer.
-  layers = cfg.depth if cfg.mlp_width else cfg.depth / 2
+  layers = cfg.depth if cfg.has_mlp else cfg.depth / 2
   parameters = sum(x.size for x in jax.tree.leaves(model))
   products = parameters - (0 if cfg.tied else math.prod(model.embedding.shape))
   return Summary(

@@ -8,22 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import mixer_class
 from deltanet_jax.mixers.parts import Linear, normal, param
+from deltanet_jax.models.autoencoder import Decoder
 from deltanet_jax.models.block import make_norm
 from deltanet_jax.models.bounds import Bounds
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.checks import check_segment_ids
+from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import constrain
 from pallas_kernels.autodiff import backward_by_hand
 
 
 class LM(nnx.Module):
-  """Tokens `[B L]` to logits `[B L V]` of the next token."""
+  """Tokens `[B L]` to logits `[B L V]` of the next token, or of the row's own (autoencoder)."""
 
   def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
     cfg.validate()
@@ -38,8 +40,11 @@ class LM(nnx.Module):
     bounded = [mixer_class(cfg.mixers[name].kind).bounded for name in cfg.layers]
     self.bounds = Bounds(bounded, cfg.width) if any(bounded) else None
     self.norm = make_norm(cfg)
-    head = dict(shape=(cfg.width, cfg.vocab), axes=("embed", "vocab"))
+    head = dict(shape=(cfg.width, cfg.vocab), axes=("embed", "vocab"), bias=cfg.head_bias)
     self.head = None if cfg.tied else Linear(**head, std=cfg.init_std, rngs=rngs)
+    self.decoder = Decoder(cfg, rngs=rngs) if cfg.autoencoder else None
+    shape = (cfg.positions, cfg.width)
+    self.positions = param(normal(rngs, shape, cfg.init_std), None, "embed") if shape[0] else None
 
   def __call__(
     self, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
@@ -51,21 +56,55 @@ class LM(nnx.Module):
     tokens: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"] | None = None,
     state: Any = None,
+    dropout: Key[Array, " B"] | None = None,
   ) -> tuple[Float[Array, "B L D"], Any]:
-    """Normed hidden states, and the state after the last token if one was given."""
+    """Normed hidden states, and the state after the last token if one was given.
+
+    Args:
+      dropout: a key for each row, of what is dropped of its embedding; None drops nothing.
+    """
     check_tokens(tokens, "BL", self.cfg.vocab)
     check_segment_ids(segment_ids, np.shape(tokens))
+    if state is not None:
+      self._check_decodes()
     # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
     # And in its own float32: the gradient sums over all tokens that are the same.
-    x = constrain(self.embedding[...], None, None)[tokens].astype(self.cfg.dtype)
-    x = constrain(x, "batch", "length", None)
+    x = constrain(self.embedding[...], None, None)[tokens]
+    if self.positions is not None:
+      start = jnp.zeros(x.shape[:1], jnp.int32) if state is None else state[-1]
+      places = positions(start, x.shape[1], segment_ids)
+      x = x + self._position_vectors(places)
+    x = constrain(x.astype(self.cfg.dtype), "batch", "length", None)
+    if dropout is not None:
+      kept = 1 - self.cfg.embedding_dropout
+      keep = jax.vmap(lambda key: jax.random.bernoulli(key, kept, x.shape[1:]))(dropout)
+      x = jnp.where(keep, x / jnp.asarray(kept, x.dtype), 0)
     if self.embedding_norm is not None:
       x = self.embedding_norm(x)
     new = []
     for i, (stack, bounds) in enumerate(zip(self.stacks, self._bounds())):
       x, after = stack(x, segment_ids, None if state is None else state[i], bounds)
       new.append(after)
+    if self.positions is not None:
+      new.append(places[:, -1] + 1)
+    if self.decoder is not None:
+      x = self.decoder(x)
     return self.norm(x), None if state is None else new
+
+  def _position_vectors(self, places):
+    longest = places.shape[1]
+    if longest > self.cfg.positions:
+      raise ValueError(
+        f"a row has {longest} tokens, but the model has {self.cfg.positions} learned positions."
+      )
+    # NaN where a decoded row has become longer: it cannot be an error any more.
+    return constrain(self.positions[...], None, None).at[places].get(mode="fill")
+
+  def _check_decodes(self):
+    if self.decoder is not None:
+      raise ValueError(
+        "an autoencoder makes all tokens of a row from its last: it has no next token to decode."
+      )
 
   def _bounds(self) -> list[list[Array | None]]:
     """Of each stack, for each block of its unit, the lower bounds of its decay."""
@@ -78,10 +117,11 @@ class LM(nnx.Module):
     self, x: Float[Array, "*b D"], kernel: Float[Array, "D V"] | None = None
   ) -> Float[Array, "*b V"]:
     """Of features; `kernel` is that of the head where it is at hand."""
-    logits, cap = (
-      head_logits(x, self.head_kernel() if kernel is None else kernel),
-      self.cfg.logit_cap,
-    )
+    logits = head_logits(x, self.head_kernel() if kernel is None else kernel)
+    if self.cfg.head_bias:
+      bias = self.head.bias[...].astype(logits.dtype)
+      logits = logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
+    cap = self.cfg.logit_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
   def head_kernel(self) -> Float[Array, "D V"]:
@@ -91,8 +131,10 @@ class LM(nnx.Module):
 
   def init_state(self, batch: int, max_length: int) -> Any:
     """The decode state before any token; rows of up to `max_length` tokens if it has attention."""
+    self._check_decodes()
     dtype = jnp.dtype(self.cfg.dtype)
-    return [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
+    states = [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
+    return states if self.positions is None else [*states, jnp.zeros((batch,), jnp.int32)]
 
   def prefill(
     self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None

@@ -1,7 +1,9 @@
 """A model in training, as evaluators see it."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
 
 from deltanet_jax.data import Batch
 from deltanet_jax.models import LM
@@ -10,20 +12,33 @@ from deltanet_jax.train.step import Trainer
 
 
 class Scorer:
-  """Sums of losses over batches on the mesh of a trainer; compiled when first asked."""
+  """Losses and answers for batches on the mesh of a trainer; compiled when first asked."""
 
   def __init__(self, trainer: Trainer):
     self.trainer = trainer
     self._program = None
+    self._likeliest = {}  # by how many targets of a row count
 
   def totals(self, weights: dict, batches: Iterable[Batch]) -> dict[str, float]:
     shapes = self.trainer.batch_shapes()
     sums = dict(loss=0.0, correct=0, targets=0)
     for batch in batches:
       self._program = self._program or self.trainer.lower_score().compile()
-      found = self._program(weights, feed.place(batch, shapes))
+      found = self._program(weights, feed.place(batch, shapes, self.trainer.cfg.data.scored))
       sums = {name: total + found[name].item() for name, total in sums.items()}
     return sums
+
+  def likeliest(self, weights: dict, batch: Batch) -> np.ndarray:
+    """`[B L]` of a batch that every process has whole; of use where targets count."""
+    shapes = self.trainer.batch_shapes()
+    most = max(int(batch["mask"].sum(axis=1).max()), 1)
+    counting = min(1 << (most - 1).bit_length(), batch["mask"].shape[1])  # few different programs
+    if counting not in self._likeliest:
+      self._likeliest[counting] = self.trainer.lower_likeliest(counting).compile()
+    host, hosts = feed.host_share(shapes["tokens"])
+    rows = len(batch["mask"]) // hosts
+    own = {name: x[host * rows : (host + 1) * rows] for name, x in batch.items()}
+    return np.asarray(self._likeliest[counting](weights, feed.place(own, shapes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +61,14 @@ class Evaluated:
   def totals(self, batches: Iterable[Batch]) -> dict[str, float]:
     """Over all targets of these batches: sum of the loss, how many were right, how many."""
     return self.scorer.totals(self.weights, batches)
+
+  def likeliest(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Each batch with the likeliest tokens `[B L]` at its targets that count.
+
+    Args:
+      batches: of all hosts, `validation(0, 1)`: every process then knows what all have found.
+    """
+    return ((batch, self.scorer.likeliest(self.weights, batch)) for batch in batches)
 
 
 # Yields names and numbers; called by every process.

@@ -22,8 +22,18 @@ def host_share(shape: jax.ShapeDtypeStruct) -> tuple[int, int]:
   return first // rows, B // rows
 
 
-def place(batch: dict[str, np.ndarray], shapes: dict) -> dict[str, jax.Array]:
-  """The global arrays of which `batch` holds this process's rows."""
+def place(
+  batch: dict[str, np.ndarray], shapes: dict, scored: int | None = None
+) -> dict[str, jax.Array]:
+  """The global arrays of which `batch` holds this process's rows.
+
+  Args:
+    scored: how many targets of a row may count, or the loss would leave some out; None for all.
+  """
+  if scored is not None and (most := batch["mask"].sum(axis=1).max()) > scored:
+    raise ValueError(
+      f"{most} targets of a row count, but data.scored is {scored}: raise it, or leave it unset."
+    )
 
   def one(shape, rows):
     host, _ = host_share(shape)

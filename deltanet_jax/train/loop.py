@@ -63,6 +63,8 @@ def train(
 ) -> dict[str, float]:
   """Trains until `cfg.tokens`, going on from the newest checkpoint; returns the last evaluation.
 
+  Ends earlier where an evaluation has `cfg.stop_metric` above `cfg.stop_above`.
+
   Everything that can be wrong with the configuration, the mesh, the folder and the task is found
   before anything is compiled or written. Told to stop by SIGTERM it saves and raises
   PreemptionError; by Ctrl-C, KeyboardInterrupt.
@@ -105,14 +107,14 @@ def train(
 
 def _begin(
   trainer, workdir, stop, initial, begun, from_scratch, origin, say, checkpoints
-) -> tuple[State, int]:
-  """The state to start from, and its step."""
+) -> tuple[State, int, bool]:
+  """The state to start from, its step, and whether it was evaluated if it was to be."""
   restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), say))
   if restored is not None:
     state, step = restored[0], restored[1]["step"]
     say(f"going on from step {step} of {trainer.cfg.steps}")
     _extend(trainer.cfg, workdir, step, origin, say)
-    return state, step
+    return state, step, restored[1].get("evaluated", True)
   if all_damaged(workdir):
     if not from_scratch:
       raise ValueError(
@@ -124,7 +126,7 @@ def _begin(
   _extend(trainer.cfg, workdir, 0, origin, say)
   if begun is None:
     init = trainer.lower_init()
-    return stop.before_start(init.compile)(), 0
+    return stop.before_start(init.compile)(), 0, True
   if initial is None:
     raise ValueError(
       f"{workdir} has no checkpoint yet, and begins with the weights of {begun['path']}: name them"
@@ -138,7 +140,7 @@ def _begin(
   say(f"starting from the {begun['kind']} weights of {begun['path']}")
   begin = trainer.lower_begin()
   weights = place(initial.take(), trainer.state_shapes()["weights"])
-  return stop.before_start(begin.compile)(weights), 0
+  return stop.before_start(begin.compile)(weights), 0, True
 
 
 def _extend(cfg, workdir, step, origin, say):
@@ -160,7 +162,7 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir, cfg.checkpoint)
     stack.callback(checkpoints.close)
-    state, start = begin(checkpoints)
+    state, start, evaluated_before = begin(checkpoints)
     meta = dict(config=to_json(cfg), identity=task.identity())
     shapes = trainer.batch_shapes()
     host, hosts = feed.host_share(shapes["tokens"])
@@ -183,10 +185,17 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
     tracing = contextlib.ExitStack()
     stack.callback(tracing.close)
     results, pending = {}, None
+    if 0 < start < cfg.steps and start % cfg.eval_every == 0:
+      # Told to stop it was not evaluated; or perhaps this was its end.
+      results = {} if evaluated_before and cfg.stop_metric is None else evaluate(start)
+      if results and not evaluated_before:
+        log.write(start, results)
+      if results and _is_enough(cfg, results):
+        return results
     for step in range(start + 1, cfg.steps + 1):
       if profile and step - start == _TRACED.start:
         tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
-      state, metrics = update(state, feed.place(next(batches), shapes))
+      state, metrics = update(state, feed.place(next(batches), shapes, cfg.data.scored))
       _read(pending, log, bar, meter, cfg, workdir)
       pending = (step, metrics)
       if profile and step - start == _TRACED.stop:
@@ -200,17 +209,33 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
         pending = None
       if evaluating and (results := evaluate(step)):
         log.write(step, results)
+        if _is_enough(cfg, results):
+          last = saving = True
       if saving:
-        checkpoints.save(step, state, meta)
+        owed = step % cfg.eval_every == 0 and not evaluating
+        checkpoints.save(step, state, meta | dict(evaluated=not owed))
       if evaluating or saving:
         meter.restart(step)
       if stopping and not last:
         checkpoints.wait()
         stop.leave(step)
+      if last:
+        break
     checkpoints.wait()
     if start >= cfg.steps:
       results = evaluate(start)
   return results
+
+
+def _is_enough(cfg, results) -> bool:
+  """Whether an evaluation ends the run."""
+  if cfg.stop_metric is None:
+    return False
+  if cfg.stop_metric not in results:
+    raise ValueError(
+      f"stop_metric is {cfg.stop_metric!r}, but the evaluators give {sorted(results)}."
+    )
+  return results[cfg.stop_metric] > cfg.stop_above
 
 
 def _read(pending, log, bar, meter, cfg, workdir):

@@ -7,7 +7,10 @@ from deltanet_jax.config import TrainConfig
 
 
 def learning_rate(cfg: TrainConfig, step):
-  """Of the update number `step`, counted from 0: linear warm-up in tokens, then a cosine."""
+  """Of the update number `step`, counted from 0: linear warm-up in tokens, then a cosine.
+
+  One that ends where it begins is constant. Between multiples of `rate_every` it stays as it is.
+  """
   opt = cfg.optimizer
   first, highest = opt.initial_learning_rate, opt.learning_rate
   last = opt.final_learning_rate
@@ -15,6 +18,8 @@ def learning_rate(cfg: TrainConfig, step):
   # In updates, not tokens: 10^11 is beyond float32's whole numbers.
   warmup = opt.warmup_tokens / per_step
   step = jnp.asarray(step, jnp.float32)
+  if opt.rate_every > 1:
+    step = jnp.floor(step / opt.rate_every) * opt.rate_every
   rising = first + (highest - first) * step / max(warmup, 1e-9)
   done = jnp.clip((step - warmup) / max(cfg.tokens / per_step - warmup, 1e-9), 0.0, 1.0)
   falling = last + (highest - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
@@ -25,11 +30,12 @@ def make_optimizer(cfg: TrainConfig, decayed: dict[str, bool]) -> optax.Gradient
   """Gradients to directions; the step multiplies them by the learning rate.
 
   Args:
-    decayed: by name, which weights have weight decay.
+    decayed: by name, which weights have weight decay, if not all.
   """
   opt = cfg.optimizer
+  clip = optax.identity() if opt.clip is None else optax.clip_by_global_norm(opt.clip)
   return optax.chain(
-    optax.clip_by_global_norm(opt.clip),
+    clip,
     optax.scale_by_adam(opt.b1, opt.b2, opt.eps),
-    optax.add_decayed_weights(opt.weight_decay, mask=decayed),
+    optax.add_decayed_weights(opt.weight_decay, mask=None if opt.decay_all else decayed),
   )

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.train.likeliest import likeliest
 from deltanet_jax.train.loss import batch_totals
 from deltanet_jax.train.optim import learning_rate, make_optimizer
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
@@ -50,6 +51,8 @@ class Trainer:
 
   def update(self, state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
     """The state after one batch, and loss, gradient norm, learning rate and the counts."""
+    if self.cfg.model.embedding_dropout:
+      batch = batch | dict(dropout=self._dropout_keys(state["step"]))
     loss, grads = self._gradient(state["weights"], batch)
     norm = optax.tree.norm(grads)
     rate = learning_rate(self.cfg, state["step"])
@@ -67,6 +70,12 @@ class Trainer:
     metrics = dict(loss=loss, grad_norm=norm, learning_rate=rate)
     return new, metrics | dict(skipped=new["skipped"], bad=new["bad"])
 
+  def _dropout_keys(self, step) -> Array:
+    """A key for each row, a function of seed and step: the same for any mesh and micro-batches."""
+    # Weights are drawn from the seed itself.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.cfg.seed), 1), step)
+    return jax.random.split(key, self.cfg.data.batch)
+
   def _gradient(self, weights, batch):
     """The mean loss over a batch and its gradient, in `grad_accum` micro-batches."""
     # Each is divided by the whole batch's count: they may hold different numbers of targets.
@@ -74,7 +83,7 @@ class Trainer:
 
     def loss(weights, micro_batch):
       model = self.skeleton.model(weights)
-      return batch_totals(model, micro_batch, self.cfg.loss_chunk)["loss"] / count
+      return self._totals(model, micro_batch)["loss"] / count
 
     n = self.cfg.grad_accum
     if n == 1:
@@ -83,7 +92,7 @@ class Trainer:
     def split(x):
       # Rows of one micro-batch lie apart, so that every device has rows in each.
       x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
-      return sharding.constrain(x, None, "batch", "length")
+      return sharding.constrain(x, *(None, "batch", "length")[: x.ndim])
 
     def add(carry, micro_batch):
       return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, micro_batch)), None
@@ -93,8 +102,15 @@ class Trainer:
 
   def score(self, weights, batch: Batch) -> dict[str, Array]:
     """Sums over the batch: loss, how many targets were the likeliest token, targets."""
-    model = self.skeleton.model(weights)
-    return batch_totals(model, batch, self.cfg.loss_chunk, count_correct=True)
+    return self._totals(self.skeleton.model(weights), batch, count_correct=True)
+
+  def _totals(self, model, batch, **options):
+    cfg = self.cfg
+    return batch_totals(model, batch, cfg.loss_chunk, scored=cfg.data.scored, **options)
+
+  def likeliest(self, weights, batch: Batch, counting: int) -> Array:
+    """See `deltanet_jax.train.likeliest`."""
+    return likeliest(self.skeleton.model(weights), batch, counting, self.cfg.loss_chunk)
 
   def state_shapes(self) -> State:
     """The state as shapes with shardings; takes no memory."""
@@ -146,6 +162,10 @@ class Trainer:
 
   def lower_score(self, **options):
     return self.lower(self.score, self.state_shapes()["weights"], self.batch_shapes(), **options)
+
+  def lower_likeliest(self, counting: int, **options):
+    function = functools.partial(self.likeliest, counting=counting)
+    return self.lower(function, self.state_shapes()["weights"], self.batch_shapes(), **options)
 
 
 def _places(shapes):

@@ -38,27 +38,31 @@ class DamageError(ValueError):
   """What is on disk is proved to be other than what was written."""
 
 
+def _in_storage(trace) -> bool:
+  """Whether an error began in the storage library, or in its late answer to an event loop.
+
+  Other writes of a save that has failed end when nobody waits any more: their callbacks, started by
+  no Python code, find the loop closed. Reads of a damaged checkpoint end alike.
+  """
+  code = trace.tb_frame.f_code if trace is not None else None
+  return code is not None and (code is _ANSWER or "orbax" in code.co_filename)
+
+
 def _of_others(record: logging.LogRecord) -> bool:
   """Whether it is no error of the storage library: logged by it, or left in a task of it."""
   trace = record.exc_info[2] if record.exc_info else None
-  places = [record.pathname] + ([trace.tb_frame.f_code.co_filename] if trace else [])
-  return record.levelno < logging.ERROR or not any("orbax" in place for place in places)
+  own = "orbax" in record.pathname or _in_storage(trace)
+  return record.levelno < logging.ERROR or not own
 
 
 @dataclasses.dataclass(frozen=True)
 class _Hook:
-  """A sys.unraisablehook that leaves out answers to a save that has failed already.
-
-  Other writes of that save end when nobody waits any more: their callbacks, started by no Python
-  code, find the event loop closed.
-  """
+  """A sys.unraisablehook that leaves out the storage library's errors: it raises them to us too."""
 
   before: Callable
 
   def __call__(self, told):
-    trace = told.exc_traceback
-    late = trace is not None and trace.tb_frame.f_code is _ANSWER
-    if not (late and told.exc_type is RuntimeError):
+    if not _in_storage(told.exc_traceback):
       self.before(told)
 
 

@@ -19,6 +19,7 @@ _FREE = (
   "checkpoint.",
   "data.corpus",  # a folder may move; that its text is the same is checked by content
   "data.workers",
+  "data.scored",
   "grad_accum",
   "loss_chunk",
   "model.remat",

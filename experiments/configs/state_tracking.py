@@ -3,8 +3,8 @@
 python -m experiments.state_tracking                               # trains all of them
 python -m experiments.state_tracking --run=parity-deltanet-negative
 
-A name is the group and the mixer. Heads, their sizes, MLP and updates are the same for all mixers
-of a group; no convolutions and no forget gates, so that only the transition of the state differs.
+A name is the group and the mixer. Heads, their sizes, MLP and updates are the same for all; no
+convolutions and no forget gates, so that only the transition of the state differs.
 """
 
 from deltanet_jax.config import (
@@ -22,7 +22,7 @@ from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.deltaproduct import DeltaProductConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 
-_WIDTH, _HEADS = 64, 2
+_WIDTH, _HEADS = 64, 4
 _SIZE = _WIDTH // _HEADS
 _DELTA = dict(heads=_HEADS, key_size=_SIZE, value_size=_SIZE, conv=0)
 MIXERS: dict[str, MixerConfig] = {
@@ -34,14 +34,14 @@ MIXERS: dict[str, MixerConfig] = {
 }
 # The group and the mixer of each run, by its name.
 RUNS = {f"{group}-{mixer}": (group, mixer) for group in GROUPS for mixer in MIXERS}
-UPDATES = {"parity": 300, "s3": 2000}
+UPDATES = 2500
 
 
 def get_config(name: str = "parity-deltanet-negative") -> TrainConfig:
   if name not in RUNS:
     raise ValueError(f"the run is {name!r}{nearest(name, RUNS)}, expected one of {list(RUNS)}.")
   group, mixer = RUNS[name]
-  length, batch, updates = 32, 64, UPDATES[group]
+  length, batch, updates = 16, 64, UPDATES
   return TrainConfig(
     model=ModelConfig(
       vocab=len(product_table(GROUPS[group])),

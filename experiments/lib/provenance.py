@@ -1,6 +1,7 @@
 """Where a result comes from: machine, versions, commit, date, command."""
 
 import datetime
+import hashlib
 import os
 import pathlib
 import platform
@@ -36,6 +37,19 @@ def commit(checkout: pathlib.Path = CHECKOUT) -> str | None:
   if top is None or pathlib.Path(top) != checkout.resolve():
     return None  # a package installed into somebody else's checkout
   return _git(checkout, "rev-parse", "--short=12", "HEAD")
+
+
+def code(checkout: pathlib.Path = CHECKOUT) -> str:
+  """A short hash of the library's source: what a model computes and how it is trained.
+
+  Of the files as they are, committed or not. Documents and commands are not in it.
+  """
+  hashed = hashlib.sha256()
+  for package in ("deltanet_jax", "pallas_kernels"):
+    for path in sorted((checkout / package).rglob("*.py")):
+      hashed.update(f"{path.relative_to(checkout).as_posix()}\0".encode())
+      hashed.update(path.read_bytes())
+  return hashed.hexdigest()[:12]
 
 
 def modified_code(checkout: pathlib.Path = CHECKOUT) -> list[str]:

@@ -4,7 +4,11 @@ A row is `{"key": {...}, "figures": {...}, "provenance": {...}}`; one with the s
 older one. Rows are written as they finish, so that a measurement that is stopped keeps what it has.
 """
 
+import contextlib
+import fcntl
+import functools
 import json
+import os
 import pathlib
 
 from absl import flags
@@ -29,6 +33,7 @@ class Records:
 
   def __init__(self, path: pathlib.Path, origin: dict, again: bool = False):
     self.path, self._origin, self._again = path, origin, again
+    self._written = []
 
   def has(self, key: dict) -> bool:
     """Whether this commit has a row of this key, so that a stopped command can go on."""
@@ -36,23 +41,57 @@ class Records:
     modified = "modified" in self._origin  # the same commit, but who knows which code
     return not self._again and not modified and any(map(mine, _read(self.path)))
 
-  def write(self, key: dict, figures: dict, seconds: float | None = None):
-    """Adds a row, or replaces the one of this key; `seconds` is what measuring it took."""
+  def find(self, key: dict, facts: dict) -> dict | None:
+    """The row of this key whose provenance has these facts, whatever its commit.
+
+    None if everything is to be measured again, and this one has not been yet.
+    """
+    if self._again and key not in self._written:
+      return None
+    same = lambda row: row["key"] == key and facts.items() <= row["provenance"].items()
+    return next(filter(same, _read(self.path)), None)
+
+  def write(
+    self, key: dict, figures: dict, seconds: float | None = None, facts: dict | None = None
+  ):
+    """Adds a row, or replaces the one of this key.
+
+    Args:
+      seconds: what measuring it took.
+      facts: more of where it comes from, text by name, to be found by.
+    """
     took = {} if seconds is None else dict(seconds=round(seconds, 1))
-    new = dict(key=key, figures=figures, provenance=self._origin | took)
-    # Read again each time: another command may have added rows since.
-    rows = [row for row in _read(self.path) if row["key"] != key] + [new]
-    rows.sort(key=lambda row: _order(row["key"]))
+    new = dict(key=key, figures=figures, provenance=self._origin | took | (facts or {}))
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
-    files.write_text(self.path, "".join(lines))
+    # Read again each time, and nobody writes meanwhile: another command may have added rows since.
+    with _locked(self.path.parent):
+      rows = [row for row in _read(self.path) if row["key"] != key] + [new]
+      rows.sort(key=lambda row: _order(row["key"]))
+      lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+      files.write_text(self.path, "".join(lines))
+    self._written.append(key)
 
 
-def open(name: str) -> Records:
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path):
+  handle = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(handle)
+
+
+def open(name: str, *, reading: bool = False) -> Records:
   """The records of `name`, to write to; ValueError if the code is not a commit's.
 
   To be called before anything is measured.
+
+  Args:
+    reading: nothing will be written, so it may be any code.
   """
+  if reading:
+    return Records(_file(name), {})
   refuse_modified(provenance.CHECKOUT, allow=_ALLOW_MODIFIED.value)
   return Records(_file(name), _origin(), _AGAIN.value)
 
@@ -100,7 +139,16 @@ def _file(name):
 
 
 def _read(path):
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+  if not path.exists():
+    return []
+  known = path.stat()
+  return list(_parsed(path, known.st_mtime_ns, known.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(path, *_) -> list[dict]:
+  """The rows of a file that was last changed then; a sweep asks for them at every run."""
+  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _order(key):

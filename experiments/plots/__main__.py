@@ -16,8 +16,12 @@ from experiments.plots import (
   kernel_report,
   kernel_speed,
   layer_report,
+  mad,
   mixer_speed,
+  mqar,
   outside,
+  regbench,
+  regbench_ngram,
   state_tracking,
   train_step_report,
 )
@@ -27,6 +31,9 @@ from experiments.plots import (
 MODULES: dict[str, ModuleType] = dict(
   demo=demo,
   state_tracking=state_tracking,
+  mqar=mqar,
+  mad=mad,
+  regbench=regbench,
   kernel_speed=kernel_speed,
   decode_speed=decode_speed,
   data_speed=data_speed,
@@ -36,6 +43,7 @@ MODULES: dict[str, ModuleType] = dict(
   kernel_errors=kernel_errors,
   layer_report=layer_report,
   outside=outside,
+  regbench_ngram=regbench_ngram,
   train_step_report=train_step_report,
 )
 

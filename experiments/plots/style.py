@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _COLOURS = ("#1f6fb2", "#e07b28", "#3a9a5b", "#8a5fb5", "#b04848")
+_COLOURS += ("#6b6b6b", "#c2a500", "#17a2a2", "#d45da0")
 _SETTINGS = {
   "axes.spines.top": False,
   "axes.spines.right": False,

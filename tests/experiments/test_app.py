@@ -39,7 +39,14 @@ def start(*words):
   return subprocess.run(command, cwd=provenance.CHECKOUT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("module", COMMANDS)
+# What measures is asked by `make test-kernels`, which has slow tests too.
+_SLOW = ("experiments.bench.", "experiments.ahead.")
+
+
+@pytest.mark.parametrize(
+  "module",
+  [pytest.param(x, marks=pytest.mark.slow) if x.startswith(_SLOW) else x for x in COMMANDS],
+)
 def test_help_shows_all_flags(module):
   shown = start(module, "--help").stdout
   assert f"python -m {module}" in shown

@@ -39,6 +39,7 @@ def test_generate_refuses(words, said):
   assert sentence(start("experiments.generate", *words)).startswith(said)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_decoded_with_their_own_tokenizer(tmp_path):
   folder = tmp_path / "fla"
   save_fla(build(preset("deltanet-tiny", vocab=1000, depth=1)), folder)

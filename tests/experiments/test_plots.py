@@ -1,5 +1,7 @@
 """Tables and figures of the rows in the repository."""
 
+import importlib
+
 import pytest
 
 from experiments.lib import records
@@ -52,3 +54,36 @@ def test_a_table_aligns_words_and_numbers():
   assert table(["name", "n"], [["a", "1"], ["bcd", "10"]]) == (
     "| name |   n |\n| ---- | --: |\n| a    |   1 |\n| bcd  |  10 |\n"
   )
+
+
+def sweep_rows(table, metric, test):
+  """Made-up rows of the sets: two points of the grid, then another seed of the better one."""
+  sets = ("small", "long", "paper")
+  for i, row in enumerate(sorted(table.ROWS, key=lambda row: sets.index(row.set))):
+    points = row.grid[:2]
+    for point, seed, worth in ((points[0], 0, 0.2), (points[1], 0, 0.6), (points[1], 1, 0.7)):
+      chosen_by = -worth if row.lower else worth
+      evaluation = {metric: chosen_by, test: (i % 7) / 10 + worth / 10}
+      figures = dict(evaluation=evaluation)
+      yield dict(key=row.run_key(point, seed), figures=figures, provenance=PROVENANCE)
+
+
+@pytest.mark.parametrize(
+  "name,metric,test,first",
+  [
+    ("mqar", "validation_accuracy", "test_accuracy", "6.5 (6.0 to 7.0)"),
+    ("mad", "validation_macro_accuracy", "test_macro_accuracy", "6.5 (6.0 to 7.0)"),
+    ("regbench", "validation_loss", "test_dfa_accuracy", "6.5 (6.0 to 7.0)"),
+  ],
+)
+def test_sweeps_beside_the_paper(name, metric, test, first):
+  rows = list(sweep_rows(importlib.import_module(f"experiments.configs.{name}"), metric, test))
+  text = plots.document(name, rows)
+  lines = [line for line in text.splitlines() if line.startswith("|")]
+  assert first in text and all(line.count("|") <= 10 for line in lines)
+  module = plots.MODULES[name]
+  if hasattr(module, "figure"):
+    assert len(module.figure(rows).axes) == {"mqar": 4, "regbench": 2}[name]
+    assert module.figure([]) is None
+  else:
+    assert "| DeltaNet, conv " in text and "71.8 |" in text

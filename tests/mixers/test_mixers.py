@@ -11,7 +11,11 @@ from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.ops.numerics import rel_rms
 from tests.support.mixers import CASES, B, D, L, make
 
-ALL = pytest.mark.parametrize("name", CASES)
+# The first case of each kind here, its variants in `make test-slow`.
+_FIRST = {cfg.kind: name for name, cfg in reversed(CASES.items())}.values()
+ALL = pytest.mark.parametrize(
+  "name", [x if x in _FIRST else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+)
 # Documents of a packed row: over a chunk's border, and one of a single token.
 LENGTHS = (3, 1, 5)
 IDS = jnp.asarray(np.repeat([3, 1, 3], LENGTHS)[None].repeat(B, axis=0), jnp.int32)

@@ -42,7 +42,10 @@ def with_config(model: LM, **changes) -> LM:
   return jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))
 
 
-@pytest.mark.parametrize("name", ["deltanet-sliding-tiny", "deltanet-global-tiny"])
+@pytest.mark.parametrize(
+  "name",
+  ["deltanet-sliding-tiny", pytest.param("deltanet-global-tiny", marks=pytest.mark.slow)],
+)
 def test_scan_and_remat_change_nothing(name):
   model = random_model(preset(name, dtype="float64"), "float64")
   run = lambda model: jax.jit(jax.value_and_grad(loss))(model, TOKENS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
+from deltanet_jax.ops.attention import api
 from deltanet_jax.ops.numerics import rel_rms
 
 B, L, H, Hk, d = 2, 11, 4, 2, 4
@@ -64,6 +65,24 @@ def test_gradients_of_both_paths_agree(window):
   grads = jax.jit(grads, static_argnums=(0, 1))
   for got, want in zip(grads("float32", "xla"), grads("float64", "plain"), strict=True):
     assert rel_rms(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("packed,window", [(False, None), (True, None), (True, 7)])
+def test_queries_in_blocks(monkeypatch, packed, window):
+  options = dict(window=window, segment_ids=jnp.asarray(IDS) if packed else None)
+
+  def value_and_gradients(dtype="float64"):
+    o, pull = jax.vjp(lambda *x: causal_attention(*x, **options), *arrays(dtype))
+    return o, *pull(jnp.cos(o))
+
+  want = jax.jit(value_and_gradients)()
+  monkeypatch.setattr(api, "_BLOCK", 2)  # six, the last one half full, in three groups
+  program = jax.jit(lambda: value_and_gradients())
+  assert "scan" in str(jax.make_jaxpr(program)())
+  for got, wanted in zip(program(), want, strict=True):
+    assert rel_rms(got, wanted) < 1e-13
+  for got, wanted in zip(jax.jit(lambda: value_and_gradients("float32"))(), want, strict=True):
+    assert rel_rms(got, wanted) < 1e-5
 
 
 # The ring is as long as the window, or the row; pieces of one token and of more than the ring.

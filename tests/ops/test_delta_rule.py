@@ -41,10 +41,8 @@ GRID = [
   (65, 16, False),
   (130, 32, True),
   (130, 128, False),
-  (1000, 16, True),
   (1000, 32, False),
   (1000, 64, True),
-  (1000, 128, True),
 ]
 SPEC = Spec(B=2, L=130, H=2, Hv=4, dk=32, dv=48)
 
@@ -53,9 +51,11 @@ def spec_of(L, gate, packed):
   return dataclasses.replace(SPEC, L=L, gate=gate, packed=packed)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("L,chunk,packed", GRID)
+@pytest.mark.parametrize(
+  "L,chunk,packed,dtype",
+  [(*x, "float64") for x in GRID] + [(*x, "float32") for x in GRID if x[0] in (2, 65, 1000)],
+)
 def test_chunkwise_equals_recurrence(L, chunk, packed, gate, dtype):
   inputs, want = reference(spec_of(L, gate, packed), scale=0.3)
   got = value_and_grads(inputs, dtype, chunk=chunk, scale=0.3, implementation="chunkwise")
@@ -374,7 +374,7 @@ def test_second_order_gradients(gate):
     jax.jvp(lambda v: delta_rule(**{**inputs, "v": v})[0], (inputs["v"],), (inputs["v"],))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
   spec=st.builds(
     Spec,

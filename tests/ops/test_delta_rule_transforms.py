@@ -58,6 +58,7 @@ def test_members_share_what_is_not_batched_and_one_branch():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[i], y, rtol=1e-4, atol=1e-4), got, want)
 
 
+@pytest.mark.slow
 def test_second_order_of_members():
   inputs = jax.tree.map(lambda x: x[:, :5] if x.shape[1] == SPEC.L else x, members(1.0)[0])
   squared = lambda x: sum((g * g).sum() for g in gradients(x)[1].values())

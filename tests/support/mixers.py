@@ -27,8 +27,12 @@ CASES = {
   "block_deltanet": mixer_config("block_deltanet")(block_size=4, **_SMALL),
   "attention": mixer_config("attention")(head_size=8),
   "window": mixer_config("attention")(head_size=4, window=3),
+  "attention_without_positions": mixer_config("attention")(head_size=8, rope_base=None),
+  # With positions: without them the bias of keys changes nothing.
+  "attention_bias": mixer_config("attention")(head_size=8, bias=True),
   "window_grouped": mixer_config("attention")(head_size=4, kv_heads=2, window=2 * L),
   "retnet": mixer_config("retnet")(heads=2, chunk=CHUNK),
+  "retnet_conv": mixer_config("retnet")(heads=2, chunk=CHUNK, conv=4),
   "gla": mixer_config("gla")(heads=2, chunk=CHUNK),
   "gla_conv": mixer_config("gla")(heads=2, chunk=CHUNK, conv=4),
   "mamba": mixer_config("mamba")(state_size=4, chunk=CHUNK),
@@ -41,7 +45,7 @@ CASES = {
   "rwkv7": mixer_config("rwkv7")(head_size=8, decay_rank=4, rate_rank=4, gate_rank=4, chunk=CHUNK),
   "linear_attention": mixer_config("linear_attention")(heads=2, chunk=CHUNK),
   "linear_attention_normalized": mixer_config("linear_attention")(
-    heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK
+    heads=2, feature_map="hedgehog", normalize=True, chunk=CHUNK, conv=4
   ),
   "gated_rfa": mixer_config("gated_rfa")(heads=2, head_size=6, features=5, chunk=CHUNK),
   "dfw": mixer_config("dfw")(heads=2, head_size=6, chunk=CHUNK),

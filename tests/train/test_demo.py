@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.support.training import finish, launch
 
 CODE = """
@@ -16,6 +18,7 @@ runpy.run_module("experiments.demo", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_the_summary_is_of_the_run_that_trained(tmp_path):
   start = lambda: finish(launch(["-c", CODE, f"--out={tmp_path}"], cache=tmp_path / "cache"))
   start()

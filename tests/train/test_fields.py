@@ -67,6 +67,7 @@ def test_no_field_is_idle(corpus, tmp_path, reads):
   jax.eval_shape(lambda tokens: build(cfg.model)(tokens), tokens)
   trained = tiny(tokens=2 * 256)
   trained.data.corpus = str(corpus.train.folder)
+  trained.stop_metric, trained.stop_above = "validation_accuracy", 2.0
   train_on(corpus, trained, tmp_path / "run")
   fields = {(cls.__name__, field.name) for cls in CLASSES for field in dataclasses.fields(cls)}
   # The name of the corpus is for whoever opens it: experiments.train.

@@ -14,7 +14,7 @@ def wide(**changes):
   return cfg
 
 
-@pytest.mark.parametrize("grad_accum", [1, 2])
+@pytest.mark.parametrize("grad_accum", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_with_64_bits(corpus, tmp_path, grad_accum):
   train_on(corpus, tiny(), tmp_path / "narrow")
   jax.config.update("jax_enable_x64", True)

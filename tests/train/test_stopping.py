@@ -55,6 +55,15 @@ def test_sigterm_before_the_first_update(corpus, tmp_path, monkeypatch, moment):
   assert saved_steps(tmp_path / "run") == ([1] if moment == "Log" else [])
 
 
+@pytest.fixture
+def terminal():
+  """As in a terminal: a process in the background, as this one may be, ignores Ctrl-C."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_saves(corpus, tmp_path, monkeypatch):
   before = signal.getsignal(signal.SIGINT)
   stop_at(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -64,6 +73,7 @@ def test_ctrl_c_saves(corpus, tmp_path, monkeypatch):
   assert load_trained(tmp_path / "run").step == 6
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path, monkeypatch):
   def twice():
     os.kill(os.getpid(), signal.SIGINT)

@@ -94,7 +94,13 @@ def test_no_checkpoint_yet(run, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), MemoryError("too much")])
+@pytest.mark.parametrize(
+  "error",
+  [
+    OSError(errno.EIO, "I/O error"),
+    pytest.param(MemoryError("too much"), marks=pytest.mark.slow),
+  ],
+)
 def test_a_disk_that_fails_moves_nothing(corpus, run, tmp_path, monkeypatch, error):
   workdir = tmp_path / "run"
   shutil.copytree(run, workdir)

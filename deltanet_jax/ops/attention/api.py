@@ -4,12 +4,17 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.forms import attend, causal_mask, portable
 from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.platform import target_platform
 
 Implementation = Literal["plain", "xla", "cudnn"]
+# Queries whose scores exist at a time on a CPU, and into how many groups their blocks are put, each
+# of which sees the keys up to its end. Measurements: BUILD_NOTES.md.
+_BLOCK, _GROUPS = 256, 4
 
 
 def causal_attention(
@@ -41,6 +46,8 @@ def causal_attention(
     implementation = "cudnn" if cudnn else portable(q)
   documents = None if segment_ids is None else number_documents(segment_ids)
   if window is None or 2 * window >= L or implementation == "cudnn":
+    if L > 2 * _BLOCK and target_platform() == "cpu":
+      return _by_blocks(q, k, v, documents, window, implementation)
     mask = None
     if documents is not None:
       index = jnp.arange(L, dtype=jnp.int32)
@@ -72,6 +79,37 @@ def causal_attention(
   mask = mask & (blocks(documents, None)[:, :, None] == blocks(documents, -1)[:, None, :])
   o = attend(blocks(q, None), blocks(k, 0), blocks(v, 0), mask, implementation)
   return o.reshape(B, n * window, H, d)[:, :L]
+
+
+def _by_blocks(q, k, v, documents, window, implementation):
+  """Scores of one block of queries at a time, computed again in the backward.
+
+  They stay in the cache, and of those that the mask would drop only some are computed.
+  """
+  B, L = q.shape[:2]
+  count = -(-L // _BLOCK)
+  pad = count * _BLOCK - L
+  fold = lambda x: jnp.moveaxis(x.reshape(B, count, _BLOCK, *x.shape[2:]), 1, 0)
+  queries = fold(jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0))))
+  index = jnp.arange(count * _BLOCK, dtype=jnp.int32).reshape(count, _BLOCK)
+  own = None if documents is None else fold(jnp.pad(documents, ((0, 0), (0, pad)), mode="edge"))
+  outputs, size = [], -(-count // _GROUPS)
+  for first in range(0, count, size):
+    last = min(first + size, count)
+    end = min(last * _BLOCK, L)
+
+    @jax.checkpoint
+    def block(x, k, v, end=end):
+      q, index, own = x
+      mask = causal_mask(index[:, None], jnp.arange(end, dtype=jnp.int32)[None, :], window)[None]
+      if own is not None:
+        mask = mask & (own[:, :, None] == documents[:, None, :end])
+      return attend(q, k, v, jnp.broadcast_to(mask, (B, *mask.shape[1:])), implementation)
+
+    part = jax.tree.map(lambda x: x[first:last], (queries, index, own))
+    outputs.append(lax.map(lambda x: block(x, k[:, :end], v[:, :end]), part))
+  o = jnp.moveaxis(jnp.concatenate(outputs), 0, 1)
+  return o.reshape(B, count * _BLOCK, *o.shape[3:])[:, :L]
 
 
 def _cudnn_serves(q):

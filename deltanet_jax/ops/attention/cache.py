@@ -2,26 +2,31 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.forms import attend, causal_mask, portable
 from deltanet_jax.ops.documents import positions
+from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.ops.slot import Slot, read, write, write_at
 
 
 class Cache(NamedTuple):
-  """Keys and values of the last M tokens; token p of the row sits in slot p mod M."""
+  """Keys and values of the last M tokens; token p of the row sits in slot p mod M.
 
-  k: Float[Array, "B M H d"] | Slot
-  v: Float[Array, "B M H d"] | Slot
+  Heads come before tokens, so that a step reads each head's keys as one matrix where they lie.
+  """
+
+  k: Float[Array, "B H M d"] | Slot
+  v: Float[Array, "B H M d"] | Slot
   index: Int[Array, ""]  # tokens of the row so far
   position: Int[Array, " B"]  # tokens of the current document so far
 
 
 def init_cache(B: int, M: int, heads: int, head_size: int, dtype) -> Cache:
   """An empty cache; `M` is the longest row, or the window of a sliding one."""
-  zeros = jnp.zeros((B, M, heads, head_size), dtype)
+  zeros = jnp.zeros((B, heads, M, head_size), dtype)
   return Cache(zeros, zeros, jnp.zeros((), jnp.int32), jnp.zeros((B,), jnp.int32))
 
 
@@ -37,7 +42,7 @@ def cached_attention(
   """`causal_attention` of L tokens that follow those in the cache; a row must not outgrow M
   unless `window` <= M.
   """
-  L, M = q.shape[1], cache.k.shape[1]
+  L, M = q.shape[1], cache.k.shape[2]
   if window is not None and window > M:
     raise ValueError(f"window is {window}, but the cache holds only {M} tokens.")
   n = cache.index
@@ -46,19 +51,40 @@ def cached_attention(
   slot = jnp.arange(M, dtype=jnp.int32)
   held = n + L - 1 - (n + L - 1 - slot) % M  # token of each slot afterwards
   k, v = k.astype(cache.k.dtype), v.astype(cache.v.dtype)
+  k_heads, v_heads = k.swapaxes(1, 2), v.swapaxes(1, 2)
   if L == 1:
-    new_k, new_v = (write_at(old, x, n % M, 1) for old, x in ((cache.k, k), (cache.v, v)))
-    k, v, keys = read(new_k), read(new_v), held
+    new_k = write_at(cache.k, k_heads, n % M, 2)
+    new_v = write_at(cache.v, v_heads, n % M, 2)
+    keys = held
   else:
     before = n - 1 - (n - 1 - slot) % M
     keys = jnp.concatenate([before, index])
-    k, v = (jnp.concatenate([read(old), x], axis=1) for old, x in ((cache.k, k), (cache.v, v)))
+    k_heads = jnp.concatenate([read(cache.k), k_heads], axis=2)
+    v_heads = jnp.concatenate([read(cache.v), v_heads], axis=2)
     source = jnp.where(held >= n, M + held - n, slot)
-    new_k, new_v = write(cache.k, k[:, source]), write(cache.v, v[:, source])
+    new_k, new_v = write(cache.k, k_heads[:, :, source]), write(cache.v, v_heads[:, :, source])
   new = Cache(new_k, new_v, n + L, position[:, -1] + 1)
   # A document's first token is `position` back; slots still empty hold negative indices.
   document = (index[None, :] - position)[:, :, None]
   mask = causal_mask(index[:, None], keys[None, :], window)[None] & (
     keys[None, None, :] >= document
   )
-  return attend(q, k.astype(q.dtype), v.astype(q.dtype), mask, portable(q)), new
+  if L == 1:
+    return _step(q, read(new_k), read(new_v), mask), new
+  k, v = (x.swapaxes(1, 2).astype(q.dtype) for x in (k_heads, v_heads))
+  return attend(q, k, v, mask, portable(q)), new
+
+
+def _step(q, k, v, mask):
+  """One query for each head, against k and v `[B H M d]` as they lie.
+
+  Nothing in the cache is later, so what is not finite needs no care; only a key that has left the
+  window may still reach the query while it is stored.
+  """
+  B, _, H, d = q.shape
+  of_groups = q.reshape(B, k.shape[1], H // k.shape[1], d).astype(k.dtype)
+  wide = wide_dtype(q.dtype)
+  scores = jnp.einsum("bkgd,bkjd->bkgj", of_groups, k, preferred_element_type=wide) * d**-0.5
+  P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1)
+  o = jnp.einsum("bkgj,bkjd->bkgd", P.astype(v.dtype), v)
+  return o.reshape(B, 1, H, d).astype(q.dtype)

@@ -20,10 +20,6 @@ def portable(q):
 
 def attend(q, k, v, mask, implementation, window=None):
   """Attention where `mask` [B L M]; None is causal, with a window. k, v may have fewer heads."""
-  if q.shape[1] == 1:
-    # A step of decoding: nothing in its cache is later, and to read the cache again would double
-    # what it costs. Only a key that has left the window may still reach it while it is stored.
-    return _attend(q, k, v, mask, implementation, window)
   bad, own = spoiled(k, v), spoiled(q)
   if mask is None:
     seen = reach(bad, None, window=window)

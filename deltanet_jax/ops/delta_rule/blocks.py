@@ -12,7 +12,7 @@ from deltanet_jax.ops.platform import target_platform
 
 # Tokens times head size that are worked on together: 256 tokens of size 64. The intermediates of
 # one block stay in the CPU's cache, and none of them ever has the length of the sequence. A decay
-# per key channel makes the scores sixteen times as large. Measurements: BUILD_NOTES.md.
+# per key channel has intermediates of the keys' size besides. Measurements: BUILD_NOTES.md.
 _BLOCK = 2**14
 _BLOCK_VECTOR = 2**13
 # Heads (of all rows) times head size that are worked on together on a CPU, for the same reason:

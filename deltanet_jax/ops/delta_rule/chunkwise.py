@@ -27,9 +27,9 @@ _REFLECTING = 1.98
 
 
 # Bytes of all states up to which the token scan, whose states then stay in the cache, is faster
-# than chunks where no gradient is taken. At head size 128 and beyond, and with gates or documents,
-# chunks win from the start. Measurements: BUILD_NOTES.md.
-_SCANNED = 2**20
+# than chunks where no gradient is taken, for head sizes up to 64 and below 128. From 128 on, and
+# with gates or documents, chunks win from the start. Measurements: BUILD_NOTES.md.
+_SCANNED_SMALL, _SCANNED = 2**23, 2**18
 
 
 def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks"):
@@ -66,7 +66,9 @@ def _pad(x, pad, **kwargs):
 
 def _scan_is_faster(g, S0, documents):
   plain = g is None and documents is None and target_platform() == "cpu"
-  return plain and max(S0.shape[2:]) < 128 and S0.size * S0.dtype.itemsize <= _SCANNED
+  size = max(S0.shape[2:])
+  most = _SCANNED_SMALL if size <= 64 else _SCANNED
+  return plain and size < 128 and S0.size * S0.dtype.itemsize <= most
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnames=("scale", "sizes", "scanned"))

@@ -45,8 +45,8 @@ def selective_scan(
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: tokens whose states exist at a time, a power of two.
-    implementation: "recurrent" is the definition, "chunkwise" (an associative scan inside chunks)
-      the default.
+    implementation: "recurrent" is the definition, "chunkwise" the default: inside chunks an
+      associative scan, on a CPU token after token.
 
   Returns:
     y in u's dtype, and the last state S, float32 (float64 for float64 inputs).

@@ -51,6 +51,13 @@ def short_conv(conv, x):
   return y if conv.bias is None else y + array(conv.bias)
 
 
+def convolved(qkv, x):
+  """q, k and v; where they are convolved, silu of that."""
+  for into, conv in ((qkv.q, qkv.q_conv), (qkv.k, qkv.k_conv), (qkv.v, qkv.v_conv)):
+    y = linear(into, x)
+    yield y if conv is None else silu(short_conv(conv, y))
+
+
 def heads(x, H):
   """[L d] to [L H d/H]."""
   return x.reshape(len(x), H, -1)

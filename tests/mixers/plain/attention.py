@@ -1,13 +1,13 @@
-"""o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(d)) v_j, rotary positions."""
+"""o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(d)) v_j, rotary positions or none."""
 
 import numpy as np
 
 from tests.mixers.plain import heads, linear, rope
 
 CHANGES = [
-  ("rope_base: float = 10000.0", "rope_base: float = 20000.0"),
-  ("q, k = rope(q, position, self.cfg.rope_base), rope(k", "q, k = q, rope(k"),
-  ("rope(q, position, self", "rope(q, -position, self"),
+  ("rope_base: float | None = 10000.0", "rope_base: float | None = 20000.0"),
+  ("rope_base) for y in (q, k)", "rope_base) for y in (k, q)"),
+  ("rope(y, position, self", "rope(y, 0 * position, self"),
   ("causal_attention(q, k, v, window=window", "causal_attention(q, k, v, window=3"),
   ("causal_attention(q, k, v", "causal_attention(2 * q, k, v"),
   ("causal_attention(q, k, v", "causal_attention(q, v, k"),
@@ -16,8 +16,9 @@ CHANGES = [
 
 def plain(mixer, x):
   H, window = mixer.heads, mixer.cfg.window
-  q = rope(heads(linear(mixer.q, x), H))
-  k = rope(heads(linear(mixer.k, x), mixer.kv_heads))
+  turn = (lambda y: y) if mixer.cfg.rope_base is None else rope
+  q = turn(heads(linear(mixer.q, x), H))
+  k = turn(heads(linear(mixer.k, x), mixer.kv_heads))
   v = heads(linear(mixer.v, x), mixer.kv_heads)
   o = np.zeros_like(q)
   for t in range(len(x)):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.mixers.plain import head_output, heads, linear, short_conv, sigmoid, silu
+from tests.mixers.plain import convolved, head_output, heads, linear, sigmoid
 
 CHANGES = [
   ("gate_temperature: float = 16.0", "gate_temperature: float = 1.0"),
@@ -15,11 +15,7 @@ CHANGES = [
 
 def plain(mixer, x):
   qkv, H = mixer.qkv, mixer.heads
-  q, k, v = (linear(into, x) for into in (qkv.q, qkv.k, qkv.v))
-  if qkv.q_conv is not None:
-    convs = (qkv.q_conv, qkv.k_conv, qkv.v_conv)
-    q, k, v = (silu(short_conv(conv, y)) for conv, y in zip(convs, (q, k, v)))
-  q, k, v = (heads(y, H) for y in (q, k, v))
+  q, k, v = (heads(y, H) for y in convolved(qkv, x))
   decay = heads(sigmoid(linear(mixer.decay_up, linear(mixer.decay_down, x))) ** (1 / 16), H)
   S = np.zeros((H, q.shape[-1], v.shape[-1]))
   o = np.zeros_like(v)

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from tests.mixers.plain import head_output, heads, linear
+from tests.mixers.plain import convolved, head_output, heads, linear
 
 CHANGES = [
+  ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
   ("total + 1e-10", "total + 1e-4"),
   ("o / (total", "o * (total"),
   ("self.q_map(q), self.k_map(k)", "self.k_map(q), self.q_map(k)"),
@@ -42,7 +43,7 @@ def features(layer, x):
 
 def plain(mixer, x):
   qkv, H = mixer.qkv, mixer.heads
-  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k, v = (heads(y, H) for y in convolved(qkv, x))
   o = np.zeros_like(v)
   for h in range(H):
     S, z = 0.0, 0.0

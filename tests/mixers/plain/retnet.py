@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from tests.mixers.plain import head_output, heads, linear, rope
+from tests.mixers.plain import convolved, head_output, heads, rope
 
 CHANGES = [
+  ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-6 - np.arange(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5.0 * np.ones(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5 - np.arange(H)[::-1])"),
@@ -16,7 +17,7 @@ CHANGES = [
 
 def plain(mixer, x):
   H, qkv = mixer.heads, mixer.qkv
-  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k, v = (heads(y, H) for y in convolved(qkv, x))
   q, k = rope(q), rope(k)
   S = np.zeros((H, q.shape[-1], v.shape[-1]))
   o = np.zeros_like(v)

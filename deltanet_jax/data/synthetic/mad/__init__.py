@@ -1,0 +1,103 @@
+"""The six tasks of Mechanistic Architecture Design (Poli et al. 2024) and their settings."""
+
+from deltanet_jax.data.synthetic.drawn import Drawn
+from deltanet_jax.data.synthetic.mad.fuzzy import FuzzyRecall
+from deltanet_jax.data.synthetic.mad.recall import Recall
+from deltanet_jax.data.synthetic.mad.single import Compress, Memorize, SelectiveCopy
+
+TASKS: dict[str, type[Drawn]] = dict(
+  context_recall=Recall,
+  noisy_recall=Recall,
+  fuzzy_recall=FuzzyRecall,
+  selective_copy=SelectiveCopy,
+  memorize=Memorize,
+  compress=Compress,
+)
+
+
+def _one_at_a_time(baseline: dict, **others: tuple) -> list[dict]:
+  changed = [baseline | {name: value} for name, values in others.items() for value in values]
+  return [baseline, *changed]
+
+
+_FEWER = (6400, 3200, 1600, 800)
+_LONGER = (256, 512, 1024)
+# What `make` takes for each setting of a task: its baseline, then one factor changed at a time. A
+# task's score is the mean over them of the best test accuracy.
+SETTINGS: dict[str, list[dict]] = dict(
+  context_recall=_one_at_a_time(
+    dict(vocab=16, length=128, examples=12800),
+    vocab=(32, 64, 128),
+    length=_LONGER,
+    examples=_FEWER,
+  ),
+  noisy_recall=_one_at_a_time(
+    dict(vocab=32, length=128, examples=12800, noise_vocab=16, noise=0.2),
+    vocab=(48, 80, 144),
+    length=_LONGER,
+    examples=_FEWER,
+    noise=(0.4, 0.6, 0.8),
+  ),
+  fuzzy_recall=_one_at_a_time(
+    dict(vocab=16, length=128, examples=12800),
+    vocab=(32, 64, 128),
+    length=_LONGER,
+    examples=_FEWER,
+  ),
+  selective_copy=_one_at_a_time(
+    dict(vocab=16, length=256, examples=12800, copied=16),
+    vocab=(32, 64, 128),
+    length=(512, 1024),
+    examples=_FEWER,
+    copied=(32, 64, 96),
+  ),
+  memorize=_one_at_a_time(
+    dict(vocab=256, length=32, examples=256), vocab=(512, 1024, 2048, 4096, 8192)
+  ),
+  compress=_one_at_a_time(
+    dict(vocab=16, length=32, examples=12800),
+    vocab=(32, 64, 128),
+    length=(64, 128, 256),
+    examples=_FEWER,
+  ),
+)
+
+
+def make(
+  task: str,
+  *,
+  vocab: int,
+  length: int,
+  examples: int | None,
+  batch: int,
+  seed: int = 0,
+  shuffle: bool | None = None,
+  validation_examples: int = 1280,
+  test_examples: int = 1280,
+  **extras,
+) -> Drawn:
+  """The task of this name; its rows are those of the benchmark, so `shape` says how long they are.
+
+  Args:
+    length: of the sequence that is drawn, the benchmark's `seq_len`; recall gives the model all
+      but its last token.
+    shuffle: the order of a fixed set in every epoch; by default another one each time.
+    extras: of the task alone: `noise` and `noise_vocab`, `copied`.
+  """
+  if task not in TASKS:
+    raise ValueError(f"task is {task!r}, expected one of {list(TASKS)}.")
+  return TASKS[task](
+    vocab=vocab,
+    length=length,
+    batch=batch,
+    seed=seed,
+    examples=examples,
+    shuffle=examples is not None if shuffle is None else shuffle,
+    validation_examples=validation_examples,
+    test_examples=test_examples,
+    **extras,
+  )
+
+
+__all__ = ["SETTINGS", "TASKS", "Compress", "FuzzyRecall", "Memorize", "Recall", "SelectiveCopy"]
+__all__ += ["make"]

@@ -1,0 +1,62 @@
+"""RegBench by n-grams counted in each row's own context: what a trained model is held against.
+
+  python -m experiments.bench.regbench_ngram
+  python -m experiments.bench.regbench_ngram --setting=mini --seed=7 --automata=3000
+
+DFA accuracy of 1- to 5-grams with back-off, on automata as those that models are tested on.
+"""
+
+import itertools
+import time
+
+from absl import flags
+from tqdm import tqdm
+
+from deltanet_jax.data import RegBench
+from deltanet_jax.eval.accuracy import accepted
+from deltanet_jax.eval.in_context import likeliest_by_ngrams
+from experiments.lib import app, records
+from experiments.lib.tables import table
+
+# Name -> what differs from the benchmark's own automata and strings.
+SETTINGS = dict(
+  full={},
+  mini=dict(alphabet=8, states=(4, 6), letters=(4, 8), strings=(8, 12), string_length=(1, 14)),
+)
+_SETTINGS = flags.DEFINE_multi_enum(
+  "setting", list(SETTINGS), list(SETTINGS), "The benchmark's automata, or small ones; repeatable."
+)
+_SEEDS = flags.DEFINE_multi_integer("seed", list(range(10)), "Of the automata; repeatable.")
+_AUTOMATA = flags.DEFINE_integer("automata", 300, "Automata, so rows, of a seed.", lower_bound=1)
+_ORDERS = 5
+
+
+def measure(setting: str, seed: int, automata: int) -> list[float]:
+  """DFA accuracy of n-grams for n = 1, 2, .."""
+  task = RegBench(
+    batch=automata, examples=None, seed=seed, test_examples=automata, **SETTINGS[setting]
+  )
+  (batch,) = task.test.validation(0, 1)
+  found = likeliest_by_ngrams(batch["tokens"], _ORDERS, never=(0, task.separator))
+  return [float(accepted(batch, ids)[batch["mask"]].mean()) for ids in found]
+
+
+def main():
+  out = records.open("regbench_ngram")
+  keys = [
+    dict(setting=setting, automata=_AUTOMATA.value, seed=seed)
+    for setting, seed in itertools.product(_SETTINGS.value, _SEEDS.value)
+  ]
+  lines = []
+  for key in tqdm([x for x in keys if not out.has(x)], unit="set"):
+    start = time.perf_counter()
+    shares = measure(**key)
+    out.write(key, dict(dfa_accuracy=shares), time.perf_counter() - start)
+    lines.append([key["setting"], str(key["seed"]), *(f"{100 * x:.1f}" for x in shares)])
+  if lines:
+    print(table(["setting", "seed", *(f"{n + 1}-gram" for n in range(_ORDERS))], lines))
+  print(f"all rows: {out.path}; table: python -m experiments.plots")
+
+
+if __name__ == "__main__":
+  app.run(main)

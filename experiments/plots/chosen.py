@@ -1,0 +1,65 @@
+"""Runs of a sweep by row: those of the point of the grid that its first seed was best with."""
+
+import statistics
+from collections.abc import Callable
+
+# Name of a model in tables -> how it is called, in the order of tables.
+NAMES = {
+  "attention": "softmax attention",
+  "hyena": "Hyena",
+  "multihead-hyena": "Multihead Hyena",
+  "rwkv4": "RWKV-4",
+  "retnet": "RetNet",
+  "linear-attention": "linear attention",
+  "mamba": "Mamba",
+  "gla": "GLA",
+  "deltanet": "DeltaNet",
+}
+CONV = "-conv"
+
+
+def title(model: str) -> str:
+  """The name of a model, and whether it has a convolution."""
+  name = NAMES[model.removesuffix(CONV)]
+  return f"{name}, conv" if model.endswith(CONV) else name
+
+
+def models(rows: list[dict]) -> list[str]:
+  """Those that have rows, in order; with a convolution after without."""
+  there = {row["key"]["model"] for row in rows}
+  return [x for name in NAMES for x in (name, name + CONV) if x in there]
+
+
+def runs(
+  rows: list[dict], fields: tuple[str, ...], metric: str, *, lower: bool = False
+) -> dict[tuple, list[dict]]:
+  """Values of these fields of the key -> evaluations of all seeds at the best point of the grid."""
+  groups: dict[tuple, list[dict]] = {}
+  for row in rows:
+    groups.setdefault(tuple(row["key"][field] for field in fields), []).append(row)
+  return {values: _best(group, fields, metric, lower) for values, group in groups.items()}
+
+
+def _best(group, fields, metric, lower):
+  point = lambda row: {
+    name: value for name, value in row["key"].items() if name not in (*fields, "seed")
+  }
+  first = min(row["key"]["seed"] for row in group)
+  grid = [row for row in group if row["key"]["seed"] == first]
+  worth: Callable = lambda row: (-1 if lower else 1) * row["figures"]["evaluation"][metric]
+  best = point(max(grid, key=worth))
+  return [row["figures"]["evaluation"] for row in group if point(row) == best]
+
+
+def cell(values: list[float]) -> str:
+  """Percent: the median of the seeds, and lowest and highest where they are not one number."""
+  if not values:
+    return "–"
+  low, middle, high = (
+    f"{100 * x:.1f}" for x in (min(values), statistics.median(values), max(values))
+  )
+  return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def percent(value: float | None) -> str:
+  return "–" if value is None else f"{value:g}"

@@ -1,0 +1,75 @@
+"""MAD: accuracy of each task and their mean, beside the paper's table."""
+
+import statistics
+
+from experiments.configs.mad import PAPER, TASKS
+from experiments.lib.tables import table
+from experiments.plots import chosen
+
+_TITLES = dict(
+  compress="compress",
+  fuzzy_recall="fuzzy",
+  context_recall="in-context",
+  memorize="memorize",
+  noisy_recall="noisy",
+  selective_copy="copy",
+)
+_METRIC = "validation_macro_accuracy"
+
+
+def _scores(rows, name):
+  """Model -> task -> of every setting the test accuracies of its seeds."""
+  rows = [row for row in rows if row["key"]["set"] == name]
+  scores: dict[str, dict[str, list]] = {}
+  for row_key in {_row(row) for row in rows}:
+    group = [row for row in rows if _row(row) == row_key]
+    key = group[0]["key"]
+    (seeds,) = chosen.runs(group, _fields(key), _METRIC).values()
+    tasks = scores.setdefault(key["model"], {})
+    tasks.setdefault(key["task"], []).append([x["test_macro_accuracy"] for x in seeds])
+  return scores
+
+
+_POINT = ("learning_rate", "weight_decay", "seed")
+
+
+def _fields(key):
+  return tuple(name for name in key if name not in _POINT)
+
+
+def _row(row):
+  return tuple((name, row["key"][name]) for name in _fields(row["key"]))
+
+
+def _line(tasks):
+  """Cells of six tasks and the mean of those that are there, if all are."""
+  cells, means = [], []
+  for task in TASKS:
+    settings = tasks.get(task, [])
+    if len(settings) == 1:
+      cells.append(chosen.cell(settings[0]))
+    else:
+      every = [statistics.median(seeds) for seeds in settings]
+      cells.append(chosen.cell([statistics.fmean(every)] if every else []))
+    means += [statistics.fmean(map(statistics.median, settings))] if settings else []
+  whole = [statistics.fmean(means)] if len(means) == len(TASKS) else []
+  return [*cells, chosen.cell(whole)]
+
+
+def tables(rows: list[dict]) -> str:
+  header, parts = ["model", *_TITLES.values(), "mean"], []
+  for name, told in (("small", "## Small: one setting a task"), ("paper", "## At full scale")):
+    if scores := _scores(rows, name):
+      order = [model for model in chosen.models(rows) if model in scores]
+      lines = [[chosen.title(model), *_line(scores[model])] for model in order]
+      parts.append(f"{told}\n\n{table(header, lines)}")
+  lines = [
+    [chosen.title(model), *map(chosen.percent, values), f"{statistics.fmean(values):.1f}"]
+    for model, values in PAPER.items()
+  ]
+  return (
+    "Percent, averaged over kinds of tokens, of held-out rows; median of the seeds (lowest to"
+    " highest), learning rate and weight decay chosen on other rows with the first seed.\n\n"
+    + "\n".join(parts)
+    + f"\n## The paper\n\n{table(header, lines)}"
+  )

@@ -1,0 +1,56 @@
+"""Trains the rows of a table that are missing, one after the other, each kept as soon as it ends.
+
+  python -m experiments.sweep --config=mqar                     # the small set
+  python -m experiments.sweep --config=mqar --list --rows=paper # what there is, and what it costs
+  python -m experiments.sweep --config=mad --rows='small/deltanet*'
+  python -m experiments.sweep --config=regbench --rows=paper --print_commands   # for a cluster
+
+Stopped (Ctrl-C, SIGTERM) and started again it goes on where it was, in the middle of a run too.
+Started several times at once, each process takes rows that no other is training. A run counts as
+done while the code of the library and its own settings are those that its row was made with: both
+hashes are in the row, so documents, results and other tables may change meanwhile.
+"""
+
+from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+
+# isort: split
+import pathlib
+
+import jax
+from absl import flags
+
+from experiments.lib import app, records, sweeps
+from experiments.lib.sweeping import Sweep
+
+_CONFIG = flags.DEFINE_string("config", None, "Name of a table in experiments/configs with rows.")
+_ROWS = flags.DEFINE_multi_string(
+  "rows", ["small"], "A set, a row's name, or a pattern of names; repeatable."
+)
+_LIST = flags.DEFINE_bool("list", False, "Show the rows, what they cost and what is done.")
+_PRINT = flags.DEFINE_bool("print_commands", False, "Print a command for every unfinished row.")
+_OLDER = flags.DEFINE_bool("older", False, "Count rows of the same settings made by older code.")
+_OUT = flags.DEFINE_string("out", "results/sweep", "Folder of runs that are not finished.")
+
+
+def main():
+  name, folder = _CONFIG.value, pathlib.Path(_OUT.value)
+  if not name:
+    raise ValueError(f"--config is needed, one of {sweeps.tables()}.")
+  rows = sweeps.select(sweeps.load(name), _ROWS.value)
+  looking = _LIST.value or _PRINT.value
+  sweep = Sweep(name, rows, records.open(name, reading=looking), folder, older=_OLDER.value)
+  if _LIST.value:
+    print(sweep.listing())
+  elif _PRINT.value:
+    for row in filter(sweep.missing, rows):
+      print(f"python -m experiments.sweep --config={name} --rows='{row.name}'")
+  else:
+    # Seeds of one row are one program: compiled once.
+    jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
+    if elsewhere := sweep.train():
+      print(f"being trained by other processes: {', '.join(elsewhere)}")
+    print(f"{len(rows) - len(elsewhere)} rows are done; tables: python -m experiments.plots")
+
+
+if __name__ == "__main__":
+  app.run(main, expected=(ValueError, OSError))

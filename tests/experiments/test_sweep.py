@@ -1,0 +1,237 @@
+"""Tables of rows: which are trained, stopped and gone on with, and what full scale is."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+
+import jax
+import pytest
+
+from deltanet_jax.data import StateTracking, mad
+from deltanet_jax.eval import Validation
+from deltanet_jax.models import preset
+from deltanet_jax.train import feed
+from deltanet_jax.train.step import make_trainer
+from experiments.configs import mad as mad_table
+from experiments.configs import mqar, regbench
+from experiments.lib import records, sweeping, sweeps, training
+from experiments.lib.records import Records
+from experiments.lib.sweeping import Sweep
+from experiments.lib.sweeps import Row, Training
+from tests.support.training import stop_at, tiny
+
+ORIGIN = dict(machine="a machine", commit="abc", date="2026-01-01T00:00:00")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_users_run(tmp_path_factory):
+  """No 64 bits and no strict types, which optax does not know; programs are compiled once."""
+  folder = str(tmp_path_factory.getbasetemp() / "programs")
+  jax.config.update("jax_compilation_cache_dir", folder)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+    yield
+  jax.config.update("jax_compilation_cache_dir", None)
+
+
+def make_toy(point, seed):
+  cfg = tiny(tokens=4 * 256, eval_every=2, seed=seed)
+  cfg.model = preset("transformer-tiny", vocab=2, width=16, depth=1, mlp_ratio=0.0)
+  cfg.optimizer.learning_rate = point["learning_rate"]
+  cfg.checkpoint.every = 2
+  task = StateTracking("parity", length=32, batch=8, seed=seed, validation_batches=1)
+  return Training(cfg, task, [Validation(task)])
+
+
+GRID = (dict(learning_rate=1e-9), dict(learning_rate=1e-2))
+TOY = [
+  Row(
+    set="toy", key=dict(model=name), make=make_toy, grid=GRID, seeds=seeds,
+    metric="validation_loss", lower=True, evaluation="best",
+  )
+  for name, seeds in (("first", (0, 1)), ("second", (0,)))
+]  # fmt: skip
+
+
+class LeftError(Exception):
+  """The command has ended."""
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+  """A new command on the toy rows each time."""
+
+  def leave(code):
+    raise LeftError(code)
+
+  monkeypatch.setattr(training, "_leave", leave)
+  # Like a package of its own: the code that matters is that of the library alone.
+  monkeypatch.setattr(sweeping.provenance, "code", lambda: "the code")
+  return lambda rows=TOY, **options: Sweep(
+    "toy", rows, Records(tmp_path / "rows.jsonl", ORIGIN), tmp_path / "runs", **options
+  )
+
+
+def kept(tmp_path):
+  return [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_stopped_and_goes_on(tmp_path, sweep, monkeypatch, capsys):
+  assert [sweep().missing(row) for row in TOY] == [3, 2]
+  rows = TOY[:1]
+  # In the middle of the second run, after two updates.
+  with monkeypatch.context() as patch:
+    runs = iter([lambda: None, functools.partial(os.kill, os.getpid(), signal.SIGTERM)])
+    stop_at(patch, 2, lambda: next(runs, lambda: None)())
+    with pytest.raises(LeftError):
+      sweep(rows).train()
+  assert len(kept(tmp_path)) == 1 and [sweep().missing(row) for row in TOY] == [2, 2]
+  assert sweep(rows).train() == []
+  assert "going on from step 2 of 4" in capsys.readouterr().out
+  rows = kept(tmp_path)
+  assert len(rows) == 3 and [sweep().missing(row) for row in TOY] == [0, 2]
+  # The other seed has the rate with which less was lost.
+  first = {x["key"]["learning_rate"]: x["figures"] for x in rows if x["key"]["seed"] == 0}
+  best = min(first, key=lambda rate: first[rate]["evaluation"]["validation_loss"])
+  assert {x["key"]["learning_rate"] for x in rows if x["key"]["seed"] == 1} == {best}
+  assert best == 1e-2
+  # Also where it was told to stop it was evaluated.
+  assert all(len(x["figures"]["curve"]) == 2 for x in rows)
+  figures = rows[-1]["figures"]
+  assert (figures["updates"], figures["of"], len(figures["curve"])) == (4, 4, 2)
+  assert figures["seconds"] > 0 and "validation_accuracy" in figures["evaluation"]
+  assert not list((tmp_path / "runs").rglob("config.json"))
+  # A commit changes nothing, other settings and other code do.
+  monkeypatch.setattr(sweeping.provenance, "commit", lambda: "another")
+  assert sweep().missing(TOY[0]) == 0
+  longer = lambda point, seed: dataclasses.replace(
+    make_toy(point, seed), config=dataclasses.replace(make_toy(point, seed).config, tokens=5 * 256)
+  )
+  assert sweep().missing(dataclasses.replace(TOY[0], make=longer)) == 3
+  monkeypatch.setattr(sweeping.provenance, "code", lambda: "other code")
+  assert sweep().missing(TOY[0]) == 3 and sweep(older=True).missing(TOY[0]) == 0
+
+
+def test_a_row_is_trained_by_one_process(sweep, monkeypatch):
+  monkeypatch.setattr(Sweep, "_train", lambda self, row: None)
+  one, other = sweep(), sweep()
+  with one._claimed(TOY[0]) as mine:
+    assert mine and other.train() == ["toy/first"]
+  assert other.train() == []
+
+
+def test_the_best_point_and_evaluation():
+  row = TOY[0]
+  losses = [dict(validation_loss=x) for x in (2.0, float("nan"), 1.0, 1.0)]
+  assert row.best(losses) == 2
+  assert dataclasses.replace(row, lower=False).best(losses) == 0
+  assert list(sweeps.thin(list(range(41)), 20))[-1] == 40
+  assert len(list(sweeps.thin(list(range(41)), 20))) <= 20
+
+
+def test_rows_are_chosen_by_set_and_pattern():
+  rows = sweeps.load("mqar")
+  assert {row.set for row in sweeps.select(rows, ["small"])} == {"small"}
+  chosen = sweeps.select(rows, ["paper/deltanet-*"])
+  assert [row.name for row in chosen if "conv" not in row.name] == [
+    f"paper/deltanet-{width}-64" for width in (64, 128, 256, 512)
+  ]
+  with pytest.raises(ValueError, match=r"--rows=paper/deltanet-65-64 is no row \(nearest: .*64-64"):
+    sweeps.select(rows, ["paper/deltanet-65-64"])
+  with pytest.raises(ValueError, match=r"--config is 'mqr' \(nearest: mqar"):
+    sweeps.load("mqr")
+
+
+def full(table, name, point=None):
+  (row,) = sweeps.select(table.ROWS, [name])
+  return row.make(point or row.grid[0], row.seeds[0])
+
+
+def test_full_scale_of_mqar():
+  for d in (64, 512):
+    made = full(mqar, f"paper/deltanet-{d}-64")
+    cfg = made.config
+    assert (cfg.steps, made.task.epoch, cfg.optimizer.rate_every) == (64 * 782, 782, 782)
+    assert cfg.data.scored == 64 and cfg.optimizer.clip is None and cfg.optimizer.decay_all
+    layer = 4 * d * d + 2 * d + d // 2 + 2 * 2 * d  # maps, beta, norm of heads, LayerNorms
+    assert made.parameters() == 8192 * d + 4 * layer + 2 * d
+  attention = full(mqar, "paper/attention-64-64")
+  assert attention.parameters() == 8192 * 64 + 512 * 64 + 2 * (4 * 64 * 65 + 256) + 128
+  (row,) = sweeps.select(mqar.ROWS, ["paper/mamba-conv-64-64"])
+  assert [round(x["learning_rate"], 6) for x in row.grid] == [1e-4, 0.000464, 0.002154, 0.01]
+  assert set(mqar.PAPER) <= {row.key["model"] for row in mqar.ROWS}
+
+
+def test_full_scale_of_mad():
+  paper = sweeps.select(mad_table.ROWS, ["paper"])
+  assert set(mad_table.PAPER) <= {row.key["model"] for row in paper}
+  mine = [row for row in paper if row.key["model"] == "deltanet-conv"]
+  assert (len(mine), sum(row.runs for row in mine)) == (66, 396)
+  made = full(mad_table, "paper/deltanet-conv-context_recall-16-128-12800")
+  assert made.config.steps == 200 * 100 and made.config.data.length == 127
+  d, inner = 128, 352
+  layer = 4 * d * d + 8 * d + 12 * d + 16 + 3 * d * inner + 2 * d
+  assert made.parameters() == 2 * 16 * d + 16 + 2 * layer + d
+  memorize = full(mad_table, "paper/gla-memorize-8192-32-256")
+  assert memorize.config.steps == 400 and memorize.config.data.scored == 16
+  compress = full(mad_table, "paper/deltanet-conv-compress-16-32-12800")
+  assert compress.parameters() == made.parameters() + 2 * (d * d + 2 * d)
+  assert sum(map(len, mad.SETTINGS.values())) == 66
+
+
+def test_full_scale_of_regbench():
+  made = full(regbench, "paper/deltanet-conv-20000", dict(width=256, depth=4, gate=1))
+  cfg = made.config
+  assert cfg.steps == 200 * 625 and cfg.data.length == 948 and cfg.model.vocab == 20
+  assert cfg.optimizer.warmup_tokens == cfg.tokens // 10
+  mixer = cfg.model.mixers["deltanet-conv"]
+  assert (mixer.heads, mixer.key_size, mixer.value_size) == (4, 32, 64)
+  assert set(regbench.PAPER) <= {row.key["model"] for row in regbench.ROWS}
+  (row,) = sweeps.select(regbench.ROWS, ["paper/deltanet-2500"])
+  assert row.runs == 18
+
+
+@pytest.mark.parametrize("name", ["mqar", "mad", "regbench"])
+def test_every_model_of_a_table_is_built(name):
+  """At full scale, by shapes; the first row of each model."""
+  seen = set()
+  for row in sweeps.load(name):
+    if row.key["model"] not in seen:
+      seen.add(row.key["model"])
+      made = row.make(row.grid[0], row.seeds[0])
+      made.config.validate()
+      assert made.task.shape == (made.config.data.batch, made.config.data.length)
+      assert made.parameters() > 0
+  assert len(seen) >= 9
+
+
+@pytest.mark.parametrize(
+  "name,pattern",
+  [
+    ("mqar", "small/attention-16-16"),
+    ("mad", "small/attention-compress"),
+    ("regbench", "small/attention-500"),
+  ],
+)
+@pytest.mark.slow
+def test_one_update_of_each_shell(name, pattern):
+  (row,) = sweeps.select(sweeps.load(name), [pattern])
+  made = row.make(row.grid[0], 0)
+  trainer = make_trainer(made.config)
+  batch = feed.place(made.task.batch(0, 0, 1), trainer.batch_shapes(), made.config.data.scored)
+  state, metrics = jax.jit(lambda batch: trainer.update(trainer.init(), batch))(batch)
+  assert 0 < metrics["loss"] < 10 and metrics["skipped"] == 0 and state["step"] == 1
+
+
+def test_rows_are_found_by_what_made_them(tmp_path):
+  out = Records(tmp_path / "rows.jsonl", ORIGIN)
+  out.write(dict(a=1), dict(x=2), facts=dict(code="c", settings="s"))
+  assert out.find(dict(a=1), dict(code="c"))["figures"] == dict(x=2)
+  assert out.find(dict(a=1), dict(code="d")) is None and out.find(dict(a=2), {}) is None
+  again = records.Records(tmp_path / "rows.jsonl", ORIGIN, again=True)
+  assert again.find(dict(a=1), {}) is None
+  again.write(dict(a=1), dict(x=3))
+  assert again.find(dict(a=1), {})["figures"] == dict(x=3)

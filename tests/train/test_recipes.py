@@ -1,0 +1,159 @@
+"""What recipes of benchmarks need: few scored targets, dropout, decay of all, an early end."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from deltanet_jax.data import StateTracking
+from deltanet_jax.eval import Validation
+from deltanet_jax.models import preset
+from deltanet_jax.models.stack import Stack
+from deltanet_jax.train import PreemptionError, feed, loop
+from deltanet_jax.train.optim import learning_rate
+from deltanet_jax.train.step import make_trainer
+from deltanet_jax.train.weights import weights_of
+from tests.support.models import random_model
+from tests.support.training import numbers, silent, tiny
+
+
+def rows(scored=5):
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 257, (8, 33)).astype(np.int32)
+  # Rows have 0 to `scored` targets that count, at any places.
+  order = rng.permuted(np.tile(np.arange(32), (8, 1)), axis=1)
+  mask = order < np.minimum(np.arange(8), scored)[:, None]
+  ids = np.ones((8, 32), np.int32)
+  return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
+
+
+def gradients(cfg, steps=(0,)):
+  """Loss and gradients of one batch at these steps, and its score."""
+  trainer, weights = make_trainer(cfg), weights_of(random_model(cfg.model))
+
+  @jax.jit
+  def run(batch, steps):
+    drops = cfg.model.embedding_dropout > 0
+    more = lambda step: dict(dropout=trainer._dropout_keys(step)) if drops else {}
+    one = lambda step: trainer._gradient(weights, batch | more(step))
+    return lax.map(one, steps), trainer.score(weights, batch)
+
+  batch = feed.place(rows(), trainer.batch_shapes(), cfg.data.scored)
+  return jax.device_get(run(batch, jnp.asarray(steps)))
+
+
+def small(**changes):
+  """A model that takes little time to compile."""
+  cfg = tiny()
+  size = dict(vocab=260, width=32, depth=1, mlp_ratio=0.0)
+  cfg.model = preset("transformer-tiny", **size | changes)
+  return cfg
+
+
+@pytest.mark.parametrize("scored", [5, 20])  # less than a chunk of the loss, and two of them
+def test_logits_of_targets_that_count_alone_give_the_same_loss_and_gradients(scored):
+  cfg = small()
+  cfg.loss_chunk = 8
+  (want, grads), score = gradients(cfg)
+  cfg.data.scored = scored
+  (loss, found), same_score = gradients(cfg)
+  np.testing.assert_allclose(loss, want, rtol=1e-6)
+  for name, x in grads.items():
+    np.testing.assert_allclose(found[name], x, atol=1e-6 * np.abs(x).max() + 1e-9)
+  assert {x: score[x] for x in ("correct", "targets")} == {
+    x: same_score[x] for x in ("correct", "targets")
+  }
+
+
+def test_more_targets_than_declared_are_refused():
+  cfg = small()
+  cfg.data.scored = 4
+  with pytest.raises(ValueError, match=r"5 targets of a row count, but data\.scored is 4"):
+    gradients(cfg)
+
+
+def test_dropout_is_of_seed_and_step_alone():
+  cfg = small(embedding_dropout=0.5)
+  (loss, grads), score = gradients(cfg, (0, 1, 0))
+  assert loss[0] == loss[2] and abs(loss[0] - loss[1]) > 1e-4
+  (again, same), _ = gradients(dataclasses.replace(cfg, grad_accum=2), (0, 1, 0))
+  np.testing.assert_allclose(again, loss, rtol=1e-6)
+  np.testing.assert_allclose(same["embedding"], grads["embedding"], atol=1e-6)
+  # Evaluation drops nothing.
+  cfg.model.embedding_dropout = 0.0
+  _, whole = gradients(cfg)
+  np.testing.assert_allclose(score["loss"], whole["loss"], rtol=1e-6)
+
+
+def test_half_is_dropped_and_the_rest_doubled(monkeypatch):
+  cfg, seen = small(embedding_dropout=0.5), []
+  look = lambda _, x, *others: (seen.append(x), (x, None))[1]
+  monkeypatch.setattr(Stack, "__call__", look)
+  model, tokens = random_model(cfg.model), jnp.asarray(rows()["tokens"])
+  for keys in (None, make_trainer(cfg)._dropout_keys(0)):
+    model.features(tokens, dropout=keys)
+  whole, dropped = map(np.asarray, seen)
+  kept = dropped != 0
+  assert 0.45 < kept.mean() < 0.55 and not (kept[0] == kept[1]).all()
+  np.testing.assert_allclose(dropped[kept], 2 * whole[kept])
+
+
+def test_decay_of_all_weights_without_clipping():
+  cfg = small()
+  opt = cfg.optimizer
+  opt.weight_decay, opt.decay_all, opt.clip = 0.1, True, None
+  trainer = make_trainer(cfg)
+  weights = {name: np.full(x.shape, 2.0) for name, x in trainer.skeleton.shapes.items()}
+  grads = {name: np.full(x.shape, 50.0) for name, x in weights.items()}
+  directions, _ = trainer.optimizer.update(grads, trainer.optimizer.init(weights), weights)
+  for name, d in directions.items():
+    np.testing.assert_allclose(d, 1 + 0.1 * 2.0, rtol=1e-6, err_msg=name)
+
+
+def test_a_rate_that_changes_by_epochs_and_one_that_does_not():
+  cfg = tiny()
+  opt = cfg.optimizer
+  opt.warmup_tokens, opt.final_learning_rate, opt.rate_every = 0, 0.0, 4
+  rates = [float(learning_rate(cfg, step)) for step in range(12)]
+  want = [1e-2 * (1 + np.cos(np.pi * epoch / 3)) / 2 for epoch in range(3)]
+  np.testing.assert_allclose(rates, np.repeat(want, 4), rtol=1e-6)
+  opt.final_learning_rate = opt.learning_rate
+  np.testing.assert_allclose([learning_rate(cfg, step) for step in (0, 5, 11)], 1e-2, rtol=1e-6)
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+  """The loop is told to stop after update 4, once."""
+  asked, told = loop.Stop.asked, iter([True])
+  monkeypatch.setattr(
+    loop.Stop, "asked", lambda self, step: (step == 4 and next(told, False)) or asked(self, step)
+  )
+
+
+def test_a_run_ends_when_a_number_is_reached(tmp_path, stopped):
+  cfg = small()
+  cfg.eval_every, cfg.stop_metric = 2, "steps"
+  task = StateTracking("parity", length=32, batch=8, validation_batches=1)
+  count = lambda evaluated: [("steps", float(evaluated.step))]
+
+  def run(above, name="run", **changes):
+    now = dataclasses.replace(cfg, stop_above=above, **changes)
+    return silent(now, tmp_path / name, task, evaluators=[Validation(task), count])
+
+  # Told to stop where it is evaluated, that is done when it goes on.
+  with pytest.raises(PreemptionError, match="after step 4"):
+    run(5.0)
+  results = run(5.0)
+  assert results["steps"] == 6
+  # Started again it is finished.
+  assert run(5.0) == results
+  steps = [row["step"] for row in numbers(tmp_path / "run")]
+  assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6]
+  evaluated = [json.dumps(row) for row in numbers(tmp_path / "run") if "steps" in row]
+  assert len(evaluated) == 3
+  with pytest.raises(ValueError, match="stop_metric is 'step', but the evaluators give"):
+    run(5.0, "other", stop_metric="step")
