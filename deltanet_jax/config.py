@@ -233,6 +233,7 @@ class TrainConfig:
       part.validate()
     names = ("tokens", "grad_accum", "loss_chunk", "log_every", "eval_every", "eval_batches")
     check_positive(self, *names, "max_bad_updates")
+    check(0 <= self.seed < 2**32, f"seed is {self.seed}, expected 0 to 2^32 - 1.")
     batch = self.data.batch
     check(
       batch % self.grad_accum == 0,

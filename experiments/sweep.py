@@ -7,13 +7,14 @@
 
 Stopped (Ctrl-C, SIGTERM) and started again it goes on where it was, in the middle of a run too.
 Started several times at once, each process takes rows that no other is training. A run counts as
-done while the code of the library and its own settings are those that its row was made with: both
-hashes are in the row, so documents, results and other tables may change meanwhile.
+done while its own settings are those that its row was made with; with --same_code also the source
+of the library: both hashes are in the row.
 """
 
 from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
 
 # isort: split
+import os
 import pathlib
 
 import jax
@@ -28,24 +29,32 @@ _ROWS = flags.DEFINE_multi_string(
 )
 _LIST = flags.DEFINE_bool("list", False, "Show the rows, what they cost and what is done.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Print a command for every unfinished row.")
-_OLDER = flags.DEFINE_bool("older", False, "Count rows of the same settings made by older code.")
+_SAME_CODE = flags.DEFINE_bool(
+  "same_code", False, "Count only rows made by the library's source as it is now."
+)
 _OUT = flags.DEFINE_string("out", "results/sweep", "Folder of runs that are not finished.")
 
 
+# Small models gain nothing from a second core: started twice it uses both (BUILD_NOTES.md). Read
+# when jax first computes.
+_ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
+
+
 def main():
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
   name, folder = _CONFIG.value, pathlib.Path(_OUT.value)
   if not name:
     raise ValueError(f"--config is needed, one of {sweeps.tables()}.")
   rows = sweeps.select(sweeps.load(name), _ROWS.value)
   looking = _LIST.value or _PRINT.value
-  sweep = Sweep(name, rows, records.open(name, reading=looking), folder, older=_OLDER.value)
+  sweep = Sweep(name, rows, records.open(name, reading=looking), folder, same_code=_SAME_CODE.value)
   if _LIST.value:
     print(sweep.listing())
   elif _PRINT.value:
     for row in filter(sweep.missing, rows):
       print(f"python -m experiments.sweep --config={name} --rows='{row.name}'")
   else:
-    # Seeds of one row are one program: compiled once.
+    # Learning rates and seeds of one row are one program: compiled once.
     jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
     if elsewhere := sweep.train():
       print(f"being trained by other processes: {', '.join(elsewhere)}")

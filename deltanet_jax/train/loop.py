@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from deltanet_jax.config import TrainConfig, to_json
@@ -126,7 +127,7 @@ def _begin(
   _extend(trainer.cfg, workdir, 0, origin, say)
   if begun is None:
     init = trainer.lower_init()
-    return stop.before_start(init.compile)(), 0, True
+    return stop.before_start(init.compile)(np.uint32(trainer.cfg.seed)), 0, True
   if initial is None:
     raise ValueError(
       f"{workdir} has no checkpoint yet, and begins with the weights of {begun['path']}: name them"
@@ -150,7 +151,7 @@ def _extend(cfg, workdir, step, origin, say):
   before = folders.extend(workdir, cfg, step, origin)
   if before is not None:
     old = dataclasses.replace(cfg, tokens=before)
-    rates = [float(learning_rate(c, step)) for c in (old, cfg)]
+    rates = [learning_rate(c, step) for c in (old, cfg)]
     say(
       f"extended from {before} to {cfg.tokens} tokens: the learning rate is that of a run of so"
       f" many, at this step {rates[1]:.3g} instead of {rates[0]:.3g}"
@@ -195,7 +196,8 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
     for step in range(start + 1, cfg.steps + 1):
       if profile and step - start == _TRACED.start:
         tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
-      state, metrics = update(state, feed.place(next(batches), shapes, cfg.data.scored))
+      batch = feed.place(next(batches), shapes, cfg.data.scored)
+      state, metrics = update(state, batch, learning_rate(cfg, step - 1))
       _read(pending, log, bar, meter, cfg, workdir)
       pending = (step, metrics)
       if profile and step - start == _TRACED.stop:

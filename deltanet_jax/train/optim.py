@@ -1,12 +1,14 @@
 """AdamW and the learning rate of the paper."""
 
-import jax.numpy as jnp
+import math
+
+import numpy as np
 import optax
 
 from deltanet_jax.config import TrainConfig
 
 
-def learning_rate(cfg: TrainConfig, step):
+def learning_rate(cfg: TrainConfig, step: int | float) -> np.float32:
   """Of the update number `step`, counted from 0: linear warm-up in tokens, then a cosine.
 
   One that ends where it begins is constant. Between multiples of `rate_every` it stays as it is.
@@ -15,15 +17,13 @@ def learning_rate(cfg: TrainConfig, step):
   first, highest = opt.initial_learning_rate, opt.learning_rate
   last = opt.final_learning_rate
   per_step = cfg.data.batch * cfg.data.length
-  # In updates, not tokens: 10^11 is beyond float32's whole numbers.
-  warmup = opt.warmup_tokens / per_step
-  step = jnp.asarray(step, jnp.float32)
+  warmup, total = opt.warmup_tokens / per_step, cfg.tokens / per_step
   if opt.rate_every > 1:
-    step = jnp.floor(step / opt.rate_every) * opt.rate_every
-  rising = first + (highest - first) * step / max(warmup, 1e-9)
-  done = jnp.clip((step - warmup) / max(cfg.tokens / per_step - warmup, 1e-9), 0.0, 1.0)
-  falling = last + (highest - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
-  return jnp.where(step < warmup, rising, falling)
+    step -= step % opt.rate_every
+  if step < warmup:
+    return np.float32(first + (highest - first) * step / warmup)
+  done = min((step - warmup) / max(total - warmup, 1e-9), 1.0)
+  return np.float32(last + (highest - last) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def make_optimizer(cfg: TrainConfig, decayed: dict[str, bool]) -> optax.GradientTransformation:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.train.likeliest import likeliest
 from deltanet_jax.train.loss import batch_totals
-from deltanet_jax.train.optim import learning_rate, make_optimizer
+from deltanet_jax.train.optim import make_optimizer
 from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
 
 # As `deltanet_jax.data.Batch`, of all hosts together.
@@ -24,6 +24,8 @@ Batch = dict[str, Any]
 # weights, optimizer: by name; step: updates so far; skipped: of these, those that changed nothing
 # because their gradient was not finite; bad: how many such there were in a row just now.
 State = dict[str, Any]
+# An argument like the learning rate: seeds are one program.
+_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Trainer:
   skeleton: Skeleton
   optimizer: optax.GradientTransformation
 
-  def init(self) -> State:
-    return self.begin(init_weights(self.cfg.model, self.cfg.seed))
+  def init(self, seed: int | Array) -> State:
+    return self.begin(init_weights(self.cfg.model, seed))
 
   def begin(self, weights) -> State:
     """The state before the first update of these weights."""
@@ -49,13 +51,18 @@ class Trainer:
       bad=count,
     )
 
-  def update(self, state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
-    """The state after one batch, and loss, gradient norm, learning rate and the counts."""
+  def update(
+    self, state: State, batch: Batch, rate: Float[Array, ""]
+  ) -> tuple[State, dict[str, Array]]:
+    """The state after one batch, and loss, gradient norm, learning rate and the counts.
+
+    Args:
+      rate: the learning rate, an argument so that runs that differ in it are one program.
+    """
     if self.cfg.model.embedding_dropout:
       batch = batch | dict(dropout=self._dropout_keys(state["step"]))
     loss, grads = self._gradient(state["weights"], batch)
     norm = optax.tree.norm(grads)
-    rate = learning_rate(self.cfg, state["step"])
     directions, optimizer = self.optimizer.update(grads, state["optimizer"], state["weights"])
     weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
     good = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -122,7 +129,7 @@ class Trainer:
       name = getattr(path[-1], "key", None)
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_name.get(name, whole))
 
-    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(self.init))
+    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(self.init, _SEED))
 
   def batch_shapes(self) -> Batch:
     place = sharding.named(self.mesh, "batch", "length")
@@ -146,19 +153,20 @@ class Trainer:
       return jitted.trace(*arguments).lower(**options)
 
   def lower_init(self, **options):
-    return self.lower(self.init, places=_places(self.state_shapes()), **options)
+    return self.lower(self.init, _SEED, places=_places(self.state_shapes()), **options)
 
   def lower_begin(self, **options):
     shapes = self.state_shapes()
     return self.lower(self.begin, shapes["weights"], places=_places(shapes), donate=0, **options)
 
   def lower_update(self, **options):
-    state, batch = self.state_shapes(), self.batch_shapes()
-    with jax.set_mesh(self.mesh):
-      _, metrics = jax.eval_shape(self.update, state, batch)
     whole = NamedSharding(self.mesh, PartitionSpec())
-    places = (_places(state), jax.tree.map(lambda _: whole, metrics))
-    return self.lower(self.update, state, batch, places=places, donate=0, **options)
+    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+    arguments = self.state_shapes(), self.batch_shapes(), rate
+    with jax.set_mesh(self.mesh):
+      _, metrics = jax.eval_shape(self.update, *arguments)
+    places = (_places(arguments[0]), jax.tree.map(lambda _: whole, metrics))
+    return self.lower(self.update, *arguments, places=places, donate=0, **options)
 
   def lower_score(self, **options):
     return self.lower(self.score, self.state_shapes()["weights"], self.batch_shapes(), **options)

@@ -47,7 +47,7 @@ def weights_of(model: LM) -> dict[str, jax.Array]:
   return dict(zip(_names(state), jax.tree.leaves(state)))
 
 
-def init_weights(cfg: ModelConfig, seed: int) -> dict[str, jax.Array]:
+def init_weights(cfg: ModelConfig, seed: int | jax.Array) -> dict[str, jax.Array]:
   return weights_of(build(cfg, seed))
 
 

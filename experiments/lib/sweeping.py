@@ -18,8 +18,8 @@ from experiments.lib.tables import table
 class Sweep:
   """Runs of some rows of a table: which are done, and the time that the others may take.
 
-  A run is done while the library's code and its own settings are those its row was made with: the
-  hashes of both are in it.
+  A run is done while its own settings are those its row was made with: their hash is in it. A run
+  that was stopped goes on only with the library's code that it was begun with.
   """
 
   def __init__(
@@ -29,20 +29,20 @@ class Sweep:
     out: Records,
     folder: pathlib.Path,
     *,
-    older: bool = False,
+    same_code: bool = False,
   ):
     """Args:
     folder: of runs that are not finished.
-    older: counts rows of the same settings whatever the code was.
+    same_code: counts only rows made by the library's code as it is.
     """
     self._name, self._rows, self._out, self._folder = name, rows, out, folder / name
-    self._code, self._older = provenance.code(), older
+    self._code, self._same_code = provenance.code(), same_code
     self._seconds, self._flops = 0.0, 0.0  # of what was trained here
 
   def done(self, row: Row, point: Point, seed: int) -> dict | None:
     """The figures of a run that counts."""
     facts = dict(settings=row.make(point, seed).settings())
-    facts |= {} if self._older else dict(code=self._code)
+    facts |= dict(code=self._code) if self._same_code else {}
     found = self._out.find(row.run_key(point, seed), facts)
     return found and found["figures"]
 
@@ -114,7 +114,7 @@ class Sweep:
     facts = dict(code=self._code, settings=made.settings())
     self._out.write(row.run_key(point, seed), figures, facts=facts)
     shutil.rmtree(workdir, ignore_errors=True)
-    # A program belongs to one learning rate; hundreds of them would fill the memory.
+    # Programs of hundreds of models would fill the memory.
     jax.clear_caches()
     result = figures["evaluation"][row.metric]
     print(f"  {row.metric} {result:.4f} after {figures.get('updates')} updates, {took:.0f} s")

@@ -104,7 +104,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path, sweep, monkeypatch, capsys):
   assert (figures["updates"], figures["of"], len(figures["curve"])) == (4, 4, 2)
   assert figures["seconds"] > 0 and "validation_accuracy" in figures["evaluation"]
   assert not list((tmp_path / "runs").rglob("config.json"))
-  # A commit changes nothing, other settings and other code do.
+  # A commit changes nothing, other settings do, and other code if that is asked for.
   monkeypatch.setattr(sweeping.provenance, "commit", lambda: "another")
   assert sweep().missing(TOY[0]) == 0
   longer = lambda point, seed: dataclasses.replace(
@@ -112,7 +112,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path, sweep, monkeypatch, capsys):
   )
   assert sweep().missing(dataclasses.replace(TOY[0], make=longer)) == 3
   monkeypatch.setattr(sweeping.provenance, "code", lambda: "other code")
-  assert sweep().missing(TOY[0]) == 3 and sweep(older=True).missing(TOY[0]) == 0
+  assert sweep().missing(TOY[0]) == 0 and sweep(same_code=True).missing(TOY[0]) == 3
 
 
 def test_a_row_is_trained_by_one_process(sweep, monkeypatch):
@@ -222,7 +222,9 @@ def test_one_update_of_each_shell(name, pattern):
   made = row.make(row.grid[0], 0)
   trainer = make_trainer(made.config)
   batch = feed.place(made.task.batch(0, 0, 1), trainer.batch_shapes(), made.config.data.scored)
-  state, metrics = jax.jit(lambda batch: trainer.update(trainer.init(), batch))(batch)
+  state, metrics = jax.jit(
+    lambda batch: trainer.update(trainer.init(0), batch, jax.numpy.float32(1e-3))
+  )(batch)
   assert 0 < metrics["loss"] < 10 and metrics["skipped"] == 0 and state["step"] == 1
 
 

@@ -11,6 +11,7 @@ from deltanet_jax.config import MeshConfig
 from deltanet_jax.models import preset
 from deltanet_jax.train import feed
 from deltanet_jax.train.checkpoint import Checkpoints
+from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
 from tests.support.training import tiny
 
@@ -62,8 +63,9 @@ class Machine:
     """The state after some updates, and the metrics of each."""
     rows = []
     for _ in range(updates):
-      rows_of_batch = batch(self.trainer.cfg.data.scored)
-      state, metrics = self._update(state, feed.place(rows_of_batch, self.trainer.batch_shapes()))
+      cfg, shapes = self.trainer.cfg, self.trainer.batch_shapes()
+      rate = learning_rate(cfg, state["step"].item())
+      state, metrics = self._update(state, feed.place(batch(cfg.data.scored), shapes), rate)
       rows.append({name: x.item() for name, x in metrics.items()})
     return state, rows
 
@@ -98,7 +100,7 @@ def main(folder):
   one, eight, expected = {}, {}, {}
   for kind in ("plain", "mixed"):
     one[kind] = Machine(kind, devices[:1])
-    start = jax.device_get(one[kind].trainer.lower_init().compile()())
+    start = jax.device_get(one[kind].trainer.lower_init().compile()(np.uint32(0)))
     state, rows = one[kind].run(one[kind].place(start), 2)
     expected[kind] = (jax.device_get(state), rows, start)
   for name, mesh in MESHES.items():

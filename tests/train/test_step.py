@@ -25,11 +25,11 @@ def rows():
 
 def update_once(cfg, state=None):
   trainer = make_trainer(cfg)
-  state = trainer.lower_init().compile()() if state is None else state
+  state = trainer.lower_init().compile()(np.uint32(cfg.seed)) if state is None else state
   before = jax.device_get(state)
-  after, metrics = trainer.lower_update().compile()(
-    state, feed.place(rows(), trainer.batch_shapes())
-  )
+  batch = feed.place(rows(), trainer.batch_shapes())
+  update = trainer.lower_update().compile()
+  after, metrics = update(state, batch, learning_rate(cfg, before["step"].item()))
   return trainer, before, jax.device_get(after), {name: x.item() for name, x in metrics.items()}
 
 
@@ -51,7 +51,7 @@ def test_loss_gradient_and_adamw(plain):
   norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in grads.values()))
   np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
   np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
-  opt, rate = trainer.cfg.optimizer, float(learning_rate(trainer.cfg, 0))
+  opt, rate = trainer.cfg.optimizer, learning_rate(trainer.cfg, 0)
   np.testing.assert_allclose(metrics["learning_rate"], rate)
   decays = trainer.skeleton.decays
   for name, w in before["weights"].items():
