@@ -166,11 +166,11 @@ _PLAIN = tuple(name.removesuffix("-conv") for name in _CONVOLVED)
 # Width, pairs and models, the most telling first: pairs at one width, widths at the most pairs.
 _SMALL = [
   (32, 16, _CONVOLVED + _OTHERS),
-  (32, 8, _CONVOLVED + _OTHERS),
-  (32, 4, _CONVOLVED + _OTHERS),
-  (16, 16, _CONVOLVED + _OTHERS),
-  (64, 16, _CONVOLVED + _OTHERS),
   (32, 4, _PLAIN),
+  (32, 4, _CONVOLVED + _OTHERS),
+  (64, 16, _CONVOLVED + _OTHERS),
+  (32, 8, _CONVOLVED + _OTHERS),
+  (16, 16, _CONVOLVED + _OTHERS),
   (32, 16, _PLAIN),
 ]
 
