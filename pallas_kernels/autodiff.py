@@ -21,7 +21,7 @@ _linear = Primitive("linear_by_hand")
 _linear.multiple_results = True
 
 
-def backward_by_hand(backward, static=()):
+def backward_by_hand(backward, static=(), inline=False):
   """Decorates f(*args), whose gradient is then backward(*static_args, args, d_out).
 
   Forward mode is JAX's own, of f as it is written.
@@ -30,6 +30,8 @@ def backward_by_hand(backward, static=()):
     backward: returns one gradient for each of args (those that are not static), None for integers
       and for what is None itself.
     static: positions of arguments that are hashable and no arrays.
+    inline: leaves f's operations visible where it is differentiated, to policies of what is kept
+      for the backward; a second derivative is then JAX's own.
   """
 
   def decorate(f):
@@ -40,7 +42,7 @@ def backward_by_hand(backward, static=()):
       whole = functools.partial(_merged, static, static_args)
       leaves, tree = jax.tree.flatten(args)
       moving = _moving(tangents)
-      out = wrapped(*whole(args))
+      out = (f if inline else wrapped)(*whole(args))
       out_leaves, out_tree = jax.tree.flatten(out)
 
       def run(constants, tangents):

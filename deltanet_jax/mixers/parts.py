@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops import rms_norm, short_conv
+from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.sharding import locally
 
 
@@ -34,7 +35,7 @@ class Linear(nnx.Module):
     self.bias = param(jnp.zeros(shape[1]), axes[1]) if bias else None
 
   def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-    y = x @ self.kernel[...].astype(x.dtype)
+    y = matmul(x, self.kernel[...])
     if self.bias is None:
       return y
     bias = self.bias[...].astype(x.dtype)

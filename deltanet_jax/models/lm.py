@@ -1,7 +1,6 @@
 """The language model: embedding, layers, norm and head."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -19,9 +18,8 @@ from deltanet_jax.models.bounds import Bounds
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.checks import check_segment_ids
 from deltanet_jax.ops.documents import positions
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.sharding import constrain
-from pallas_kernels.autodiff import backward_by_hand
 
 
 class LM(nnx.Module):
@@ -117,7 +115,7 @@ class LM(nnx.Module):
     self, x: Float[Array, "*b D"], kernel: Float[Array, "D V"] | None = None
   ) -> Float[Array, "*b V"]:
     """Of features; `kernel` is that of the head where it is at hand."""
-    logits = head_logits(x, self.head_kernel() if kernel is None else kernel)
+    logits = matmul(x, self.head_kernel() if kernel is None else kernel, True)
     if self.cfg.head_bias:
       bias = self.head.bias[...].astype(logits.dtype)
       logits = logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
@@ -166,21 +164,3 @@ def check_tokens(tokens, axes: str, vocab: int):
   ids = np.asarray(tokens)
   if wrong := ids[(ids < 0) | (ids >= vocab)].tolist():
     raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {vocab}.")
-
-
-def _head_logits_backward(args, d):
-  x, kernel = args
-  product = functools.partial(jnp.einsum, preferred_element_type=wide_dtype(x.dtype))
-  d = d.astype(x.dtype)
-  dx = product("...v,dv->...d", d, kernel.astype(x.dtype))
-  return dx.astype(x.dtype), product("...d,...v->dv", x, d).astype(kernel.dtype)
-
-
-@backward_by_hand(_head_logits_backward)
-def head_logits(x, kernel):
-  """Logits [.. V] in float32 (float64 for a float64 model), x [.. D] by kernel [D V] in x's dtype.
-
-  The backward multiplies in it as well: by itself it would take the gradient of the logits, and so
-  both products, in float32 (TF32 on a GPU, half of bfloat16's speed).
-  """
-  return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=wide_dtype(x.dtype))

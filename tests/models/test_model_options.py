@@ -11,7 +11,7 @@ from deltanet_jax.mixers import Layer, build_mixer, mixer_config
 from deltanet_jax.models import build, preset
 from deltanet_jax.models.bounds import Bounds
 from deltanet_jax.models.channel_mix import ChannelMix
-from deltanet_jax.models.lm import head_logits
+from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.ops.numerics import rel_rms
 from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
@@ -75,7 +75,7 @@ def test_capped_logits_are_what_is_trained():
     x, _ = model.features(TOKENS)
     batch = dict(tokens=TOKENS[:, :-1], targets=TOKENS[:, 1:], segment_ids=IDS[:, 1:] * 0)
     totals = batch_totals(model, batch | dict(mask=TOKENS[:, 1:] >= 0), 4)
-    return head_logits(x, model.head_kernel()), model(TOKENS), totals["loss"]
+    return matmul(x, model.head_kernel(), True), model(TOKENS), totals["loss"]
 
   raw, logits, loss = run(model)
   assert np.abs(raw).max() > 1
