@@ -15,14 +15,12 @@ from tqdm import tqdm
 from deltanet_jax.data import RegBench
 from deltanet_jax.eval.accuracy import accepted
 from deltanet_jax.eval.in_context import likeliest_by_ngrams
+from experiments.configs import regbench
 from experiments.lib import app, records
 from experiments.lib.tables import table
 
 # Name -> what differs from the benchmark's own automata and strings.
-SETTINGS = dict(
-  full={},
-  mini=dict(alphabet=8, states=(4, 6), letters=(4, 8), strings=(8, 12), string_length=(1, 14)),
-)
+SETTINGS = dict(full={}, mini=regbench.SMALL)
 _SETTINGS = flags.DEFINE_multi_enum(
   "setting", list(SETTINGS), list(SETTINGS), "The benchmark's automata, or small ones; repeatable."
 )
