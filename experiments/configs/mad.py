@@ -3,14 +3,19 @@
 python -m experiments.sweep --config=mad                             # the small set, 2 CPU cores
 python -m experiments.sweep --config=mad --rows=paper --list         # full scale, and its cost
 python -m experiments.sweep --config=mad --rows='paper/deltanet-conv-memorize*'
+python -m experiments.sweep --config=mad --rows=why      # memorising and convolutions
 
 Paper: 66 settings of six tasks (a baseline, then one factor changed at a time), for each the best
 of 3 learning rates x 2 weight decays, 396 runs a model of 200 epochs. A task's score is the mean
 over its settings, of accuracy averaged over kinds of tokens. The paper's table is PAPER below.
 
+Why: memorising alone, by width of the convolution and number of examples, as many updates for all.
+Two tokens wide it shows an insert token the key before it, four tokens wide also the key before.
+
 Small: one setting a task, rows of 16 to 64 tokens, width 64; about half a minute of a core a run.
 """
 
+import dataclasses
 import functools
 
 from deltanet_jax.config import (
@@ -127,12 +132,22 @@ def _make_paper(name: str, task: str, setting: dict, point: Point, seed: int) ->
   return _training(name, task, setting, **sizes, point=point, seed=seed)
 
 
-def _make_small(name: str, task: str, setting: dict, point: Point, seed: int) -> Training:
+def _make_why(name: str, conv: int, examples: int, point: Point, seed: int) -> Training:
+  setting = SMALL["memorize"]
+  epochs = setting["epochs"] * setting["examples"] // examples
+  setting = setting | dict(examples=examples, epochs=epochs)
+  mixer = dataclasses.replace(mixers(64, setting["length"])[name], conv=conv)
+  return _make_small(name, "memorize", setting, point, seed, mixers={name: mixer})
+
+
+def _make_small(
+  name: str, task: str, setting: dict, point: Point, seed: int, **changes
+) -> Training:
   batch, epochs = setting["batch"], setting["epochs"]
   setting = {name: x for name, x in setting.items() if name not in ("batch", "epochs")}
   held_out = dict(validation_examples=640, test_examples=640)
   sizes = dict(width=64, batch=batch, epochs=epochs, every=max(epochs // 10, 1), init_std=0.125)
-  return _training(name, task, setting | held_out, **sizes, point=point, seed=seed)
+  return _training(name, task, setting | held_out, **sizes, point=point, seed=seed, **changes)
 
 
 _MODELS = tuple(mixers(64, 64))
@@ -179,4 +194,17 @@ ROWS = [
   for task in SMALL
   for name in _MODELS
   if task == "memorize" or not name.startswith("linear")
+]
+ROWS += [
+  Row(
+    set="why",
+    key=dict(model=name, task="memorize", conv=conv, examples=examples),
+    make=functools.partial(_make_why, name, conv, examples),
+    grid=_grid((3e-3,), (0.0,)),
+    seeds=(0, 1, 2, 3, 4),
+    metric="validation_macro_accuracy",
+    evaluation="best",
+  )
+  for name in ("deltanet", "linear-attention", "gla", "mamba")
+  for conv, examples in ((0, 256), (2, 256), (4, 256), (4, 3200))
 ]

@@ -128,12 +128,14 @@ def figures(row: Row, training: Training, workdir: pathlib.Path, last: dict) -> 
   evaluated = [x for x in logged if row.metric in x]
   chosen = evaluated[row.best(evaluated)] if row.evaluation == "best" else evaluated[-1]
   speeds = [x["tokens_per_second"] for x in logged if "tokens_per_second" in x]
+  losses = [x["loss"] for x in logged if "loss" in x]
   return dict(
     evaluation={name: chosen[name] for name in last},
     step=chosen["step"],
     updates=evaluated[-1]["step"],
     of=training.config.steps,
     parameters=training.parameters(),
+    training_loss=losses[-1] if losses else None,
     tokens_per_second=round(statistics.median(speeds)) if speeds else None,
     curve=[[x["step"], round(x[row.metric], 4)] for x in thin(evaluated)],
   )

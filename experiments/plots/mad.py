@@ -56,6 +56,28 @@ def _line(tasks):
   return [*cells, chosen.cell(whole)]
 
 
+def _why(rows) -> str:
+  """Memorising by convolution and examples, with the loss that training came to."""
+  rows = [row for row in rows if row["key"]["set"] == "why"]
+  if not rows:
+    return ""
+  found = chosen.runs(rows, ("model", "conv", "examples"), _METRIC)
+  columns = sorted({key[1:] for key in found}, key=lambda x: x[::-1])
+  lines = []
+  for model in chosen.models(rows):
+    cells = [
+      chosen.cell([x["test_macro_accuracy"] for x in found.get((model, *c), [])]) for c in columns
+    ]
+    of_model = [x["figures"]["training_loss"] for x in rows if x["key"]["model"] == model]
+    lines.append([chosen.title(model), *cells, f"{max(of_model):.2f}"])
+  conv = lambda c: f"conv of {c}" if c else "no conv"
+  header = ["model", *(f"{conv(c)}, {n:,} rows" for c, n in columns), "largest training loss"]
+  return (
+    "\n## Memorize: convolutions and examples\n\nFive seeds, learning rate 3e-3, 400 updates or"
+    " until 99.9 % are right.\n\n" + table(header, lines)
+  )
+
+
 def tables(rows: list[dict]) -> str:
   header, parts = ["model", *_TITLES.values(), "mean"], []
   for name, told in (("small", "## Small: one setting a task"), ("paper", "## At full scale")):
@@ -71,5 +93,6 @@ def tables(rows: list[dict]) -> str:
     "Percent, averaged over kinds of tokens, of held-out rows; median of the seeds (lowest to"
     " highest), learning rate and weight decay chosen on other rows with the first seed.\n\n"
     + "\n".join(parts)
+    + _why(rows)
     + f"\n## The paper\n\n{table(header, lines)}"
   )
