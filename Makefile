@@ -33,12 +33,12 @@ format: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(INSTALL) -e ".[train,plots,data,dev]"
+	$(BIN)/python $(INSTALL) -e ".[train,plots,data,eval,dev]"
 	touch $@
 
 $(AOT_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/python $(INSTALL) -e ".[train,plots,data,dev,aot]"
+	.venv-aot/bin/python $(INSTALL) -e ".[train,plots,data,eval,dev,aot]"
 	touch $@
 
 clean:
