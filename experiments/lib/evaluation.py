@@ -93,8 +93,14 @@ def open_public(folder: str, tokenizer: str | None) -> Subject:
   return Subject(model, cfg, pathlib.Path(folder), tokenizer, None, {}, None)
 
 
-def _tokenizer(subject: Subject) -> Tokenizer:
-  return load_tokenizer(subject.tokenizer, subject.folder)
+def tokenizer_of(subject: Subject) -> Tokenizer:
+  """What makes the model's tokens, if its ids fit."""
+  if subject.tokenizer is None:
+    raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
+  tokenizer = load_tokenizer(subject.tokenizer, subject.folder)
+  if odd := vocabulary_mismatch(tokenizer.vocab, subject.model.cfg.vocab):
+    raise ValueError(f"{odd}: {subject.tokenizer} is not what made its tokens.")
+  return tokenizer
 
 
 def check_tokens(subject: Subject, corpus: Corpus):
@@ -108,7 +114,8 @@ def check_tokens(subject: Subject, corpus: Corpus):
   by_name = {recipe.tokenizer, subject.tokenizer} <= set(TOKENIZERS)
   if by_name and recipe.tokenizer == subject.tokenizer:
     return
-  if by_name or _tokenizer(subject).hash != recipe.tokenizer_hash:
+  own = None if by_name else load_tokenizer(subject.tokenizer, subject.folder).hash
+  if own != recipe.tokenizer_hash:
     raise ValueError(
       f"{folder} was made with the tokenizer {recipe.tokenizer!r}, {subject.folder} with"
       f" {str(subject.tokenizer)!r}, which is another: prepare the text with that one."
@@ -131,11 +138,7 @@ def own_corpus(subject: Subject) -> Corpus:
 @contextlib.contextmanager
 def prepared(subject: Subject, source: str, text_field: str) -> Iterator[Corpus]:
   """Text files as tokens of the model, all in the split `train`, in a folder that goes again."""
-  if subject.tokenizer is None:
-    raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
-  tokenizer = _tokenizer(subject)
-  if odd := vocabulary_mismatch(tokenizer.vocab, subject.model.cfg.vocab):
-    raise ValueError(f"{odd}: {subject.tokenizer} is not what made its tokens.")
+  tokenizer = tokenizer_of(subject)
   with tempfile.TemporaryDirectory() as folder:
     eos = tokenizer.eos is not None
     path = shipped_corpus() if source == SHIPPED else source
