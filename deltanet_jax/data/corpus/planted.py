@@ -79,7 +79,7 @@ class Planted(HeldOut):
     if room < self._pairs or self._split.tokens <= room:
       raise ValueError(
         f"rows of {self._length} tokens of a text of {self._split.tokens} have no room for"
-        f" {self._pairs} names and values told and asked: use longer rows, fewer pairs or more text."
+        f" {self._pairs} names and values told and asked: take longer rows or more text."
       )
     text = self._text(rng, room)
     cuts = np.linspace(0, len(text), self._pairs + 1).astype(int)[:-1]
