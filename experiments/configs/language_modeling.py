@@ -9,7 +9,7 @@ Every line of table 1 and its ablations, with Gated DeltaNet and linear attentio
 same text, read as bytes, the same 1.6 million tokens in rows of 256, the same 571 thousand
 parameters to a thousandth, the same learning rate. About 5 minutes of a core a run, 20 runs. The
 SwiGLU of each row is as wide as the parameters leave room for; Mamba has none and twice the layers,
-as in the paper. Nothing else is chosen for a row, so its figure shows what this budget gives and not
+as in the paper. Nothing else is chosen for a row, so its figure shows what this budget gives, not
 how good a mixer can be.
 
 What is measured on held-out text: bits per byte; recall, names and values that were planted in it

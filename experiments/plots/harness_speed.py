@@ -19,6 +19,6 @@ def tables(rows: list[dict]) -> str:
     )
   header = ["model", "tokens", "alone, s", "shared, s", "speed-up", "largest difference"]
   return (
-    "Four continuations of each context, as multiple-choice tasks ask: the context read once for all"
-    f" four (shared), or with each (alone).\n\n{table(header, lines)}"
+    "Four continuations of each context, as multiple-choice tasks ask: the context read once for"
+    f" all four (shared), or with each (alone).\n\n{table(header, lines)}"
   )
