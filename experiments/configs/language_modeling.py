@@ -48,7 +48,7 @@ from experiments.lib.sweeps import Point, Row, Training
 
 CORPUS = "results/corpus/tokens"
 PARAMETERS = 570_912  # Mamba's, the only one that has no MLP to fit them with
-WIDTH, DEPTH, LENGTH, BATCH, UPDATES = 96, 4, 256, 8, 800
+WIDTH, DEPTH, LENGTH, BATCH, UPDATES = 96, 4, 256, 4, 1600
 MULTIPLES = (1, 2, 4, 8)  # of the length of training
 # The paper's WikiText perplexity and SWDE by row.
 PAPER = {
@@ -144,13 +144,13 @@ def evaluators(corpus: Corpus, row: str) -> list:
   """Validation on the way, and the rest when the run has ended."""
   held_out = corpus.validation
   shape = dict(length=LENGTH, batch=BATCH)
-  planted = functools.partial(Planted, held_out, corpus.tokenizer(), **shape, batches=16)
+  planted = functools.partial(Planted, held_out, corpus.tokenizer(), **shape, batches=32)
   found = [Validation(SplitText(held_out, **shape)), Recall(planted(), planted(told=False))]
   if row in MAIN:
-    # As many tokens in a batch of any length, and the same text.
-    sizes = {LENGTH * n: max(BATCH // n, 1) for n in MULTIPLES}
+    # As many tokens in a batch of any length, so the same text in as many batches.
+    sizes = {LENGTH * n: 2 * MULTIPLES[-1] // n for n in MULTIPLES}
     texts = {n: (SplitText(held_out, length=n, batch=rows), rows) for n, rows in sizes.items()}
-    found.append(LossByPosition(texts, batches=24))
+    found.append(LossByPosition(texts, batches=10))
   first, *others = found
   return [first, *(functools.partial(_at_end, evaluator) for evaluator in others)]
 
