@@ -4,6 +4,7 @@
   python -m experiments.evaluate --workdir=RUN --step=2000 --corpus=CORPUS
   python -m experiments.evaluate --workdir=RUN --input=FOLDER             # of text files, all of it
   python -m experiments.evaluate --checkpoint=FOLDER --tokenizer=mistral --input=shipped
+  python -m experiments.evaluate --workdir=RUN --contexts=1,2,4,8         # length generalisation
   python -m experiments.evaluate --workdir=RUN --tasks=table1 --beside=deltanet-340m
   python -m experiments.evaluate --workdir=RUN --tasks=piqa,swde --local_data=FOLDER  # no network
 
@@ -56,6 +57,9 @@ _BATCH = flags.DEFINE_integer(
 )
 _BATCHES = flags.DEFINE_integer(
   "batches", None, "Only the first so many batches; there are no bits per byte then.", lower_bound=1
+)
+_CONTEXTS = flags.DEFINE_list(
+  "contexts", [], "Also the loss in contexts of so many times --length, and by position: 1,2,4,8."
 )
 _TASKS = flags.DEFINE_list("tasks", None, "Tasks of lm-evaluation-harness instead of a text.")
 _LOCAL_DATA = flags.DEFINE_string(
@@ -128,12 +132,25 @@ def _open_rows() -> list[records.Records]:
   return rows + ([records.open("evaluate")] if _RECORD.value else [])
 
 
+def _multiples() -> list[int]:
+  try:
+    found = [int(x) for x in _CONTEXTS.value]
+  except ValueError:
+    found = [0]
+  if any(x < 1 for x in found):
+    raise ValueError(f"--contexts is {','.join(_CONTEXTS.value)}, expected numbers like 1,2,4,8.")
+  return found
+
+
 def run_text():
   rows, model = _open_rows(), subject()
   cfg = evaluation.configure(model, _LENGTH.value, _BATCH.value)
   start = time.perf_counter()
   with split(model) as (name, corpus, part):
     figures = evaluation.measure(model, cfg, part, _BATCHES.value)
+    figures |= evaluation.per_word(figures, corpus, part)
+    if multiples := _multiples():
+      figures |= evaluation.by_context(model, cfg, part, multiples, _BATCHES.value)
     text = dict(text=name, split="all" if _INPUT.value else part.name)
     text |= dict(tokens=corpus.identity()["corpus"][:12])
     sizes = dict(documents=part.documents, tokens=part.tokens, bytes=part.bytes)

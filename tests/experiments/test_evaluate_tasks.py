@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import jax
 import pytest
@@ -13,6 +14,8 @@ from deltanet_jax.train import load_trained, save_weights
 from experiments.lib import evaluation
 from tests.support import harness_data
 from tests.support.training import finish, launch, tiny, train_on
+
+BYTES = load_tokenizer("bytes")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,6 +79,25 @@ def test_perplexity_survives_export_and_loading(run, tmp_path):
   ]
   for other in found[1:]:
     assert other["perplexity"] == pytest.approx(found[0]["perplexity"], rel=1e-6)
+
+
+def test_words_and_longer_contexts(run):
+  subject = evaluation.open_run(run / "run", None, None)
+  corpus = open_corpus(run / "corpus")
+  split = corpus.validation
+  text = BYTES.decode(split.read(0, split.tokens)[0])
+  for block in (7, 1 << 20):
+    assert evaluation.count_words(BYTES, split, block) == len(text.split())
+  cfg = evaluation.configure(subject, None, None)
+  found = evaluation.measure(subject, cfg, split, None)
+  more = evaluation.per_word(found, corpus, split)
+  nats = found["bits_per_byte"] * math.log(2)
+  assert more["byte_perplexity"] == pytest.approx(math.exp(nats))
+  assert more["word_perplexity"] == pytest.approx(math.exp(nats * split.bytes / len(text.split())))
+  assert evaluation.per_word(dict(loss=1.0), corpus, split) == {}
+  longer = evaluation.by_context(subject, cfg, split, [1, 2], 2)
+  length = cfg.data.length
+  assert {f"loss_{length}", f"loss_{2 * length}", f"loss_{2 * length}_from_{length}"} <= set(longer)
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
