@@ -6,10 +6,14 @@ INSTALLED := .venv/.installed
 # The compilers for GPU and TPU, apart: with them installed jax looks for devices that are not there.
 AOT_INSTALLED := .venv-aot/.installed
 
-.PHONY: demo test test-kernels test-slow lint format clean
+.PHONY: corpus demo test test-kernels test-slow lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
+
+# Public-domain text from Debian's packages, for the small table of language models.
+corpus: $(INSTALLED)
+	$(BIN)/python -m experiments.fetch_corpus
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not aot"
@@ -33,12 +37,12 @@ format: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(INSTALL) -e ".[train,plots,data,dev]"
+	$(BIN)/python $(INSTALL) -e ".[train,plots,data,eval,dev]"
 	touch $@
 
 $(AOT_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
-	.venv-aot/bin/python $(INSTALL) -e ".[train,plots,data,dev,aot]"
+	.venv-aot/bin/python $(INSTALL) -e ".[train,plots,data,eval,dev,aot]"
 	touch $@
 
 clean:

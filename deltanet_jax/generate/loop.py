@@ -84,9 +84,13 @@ def _rows(prompts) -> list[np.ndarray]:
   return rows
 
 
-def left_pad(prompts) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-  """Tokens `[B L]`, and ids that make the padding before a prompt a document of its own."""
-  L = max(len(prompt) for prompt in prompts)
+def left_pad(prompts, length: int = 0) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
+  """Tokens `[B L]`, and ids that make the padding before a prompt a document of its own.
+
+  Args:
+    length: L is at least that.
+  """
+  L = max(length, *(len(prompt) for prompt in prompts))
   tokens, segment_ids = np.zeros((2, len(prompts), L), np.int32)
   for i, prompt in enumerate(prompts):
     tokens[i, L - len(prompt) :] = prompt

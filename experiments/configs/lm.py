@@ -1,12 +1,15 @@
-"""Language models as in the paper's main table (appendix A.1): 15 or 100 billion tokens.
+"""Any preset with the paper's recipe for language models (appendix A.1); its tables have files.
 
 python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.data=1 --config.mesh.fsdp=8
 
-The name is any preset of `python -m experiments.models`; the paper trained on 8 H100.
+The name is any preset of `python -m experiments.models`; the paper trained on 8 H100. The lines of
+its tables, with their cost and figures: lm_340m.py, lm_1_3b.py, lm_ablations.py, lm_3b.py.
 """
 
-from deltanet_jax.config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig
+from collections.abc import Iterable
+
+from deltanet_jax.config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig, nearest
 from deltanet_jax.models import preset
 
 # By size: tokens in all, tokens per update, tokens of warm-up. The paper names no 3B setting.
@@ -21,7 +24,12 @@ def get_config(name: str = "deltanet-340m") -> TrainConfig:
   size = name.rsplit("-", 1)[-1]
   if size not in RUNS:
     raise ValueError(f"{name!r} has no such size, expected a preset that ends in {list(RUNS)}.")
-  tokens, batch, warmup = RUNS[size]
+  return training(name)
+
+
+def training(name: str) -> TrainConfig:
+  """A preset with the recipe of its size."""
+  tokens, batch, warmup = RUNS[name.rsplit("-", 1)[-1]]
   length = 2048
   return TrainConfig(
     model=preset(name, dtype="bfloat16", remat="full"),
@@ -31,3 +39,15 @@ def get_config(name: str = "deltanet-340m") -> TrainConfig:
     tokens=tokens,
     grad_accum=4,
   )
+
+
+def row(name: str, names: Iterable[str], size: str) -> TrainConfig:
+  """A line of a table: the preset of this family and size."""
+  check_row(name, names)
+  return training(f"{name}-{size}")
+
+
+def check_row(name: str, names: Iterable[str]):
+  names = list(names)
+  if name not in names:
+    raise ValueError(f"the row is {name!r}{nearest(name, names)}, expected one of {names}.")

@@ -5,9 +5,10 @@ import dataclasses
 import math
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from deltanet_jax import sharding
@@ -25,7 +26,7 @@ from deltanet_jax.data import (
   vocabulary_mismatch,
 )
 from deltanet_jax.data.corpus.prepare import prepare
-from deltanet_jax.eval import Validation, evaluate
+from deltanet_jax.eval import LossByPosition, Validation, evaluate
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import LM
 from deltanet_jax.train import load_trained
@@ -93,8 +94,14 @@ def open_public(folder: str, tokenizer: str | None) -> Subject:
   return Subject(model, cfg, pathlib.Path(folder), tokenizer, None, {}, None)
 
 
-def _tokenizer(subject: Subject) -> Tokenizer:
-  return load_tokenizer(subject.tokenizer, subject.folder)
+def tokenizer_of(subject: Subject) -> Tokenizer:
+  """What makes the model's tokens, if its ids fit."""
+  if subject.tokenizer is None:
+    raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
+  tokenizer = load_tokenizer(subject.tokenizer, subject.folder)
+  if odd := vocabulary_mismatch(tokenizer.vocab, subject.model.cfg.vocab):
+    raise ValueError(f"{odd}: {subject.tokenizer} is not what made its tokens.")
+  return tokenizer
 
 
 def check_tokens(subject: Subject, corpus: Corpus):
@@ -108,7 +115,8 @@ def check_tokens(subject: Subject, corpus: Corpus):
   by_name = {recipe.tokenizer, subject.tokenizer} <= set(TOKENIZERS)
   if by_name and recipe.tokenizer == subject.tokenizer:
     return
-  if by_name or _tokenizer(subject).hash != recipe.tokenizer_hash:
+  own = None if by_name else load_tokenizer(subject.tokenizer, subject.folder).hash
+  if own != recipe.tokenizer_hash:
     raise ValueError(
       f"{folder} was made with the tokenizer {recipe.tokenizer!r}, {subject.folder} with"
       f" {str(subject.tokenizer)!r}, which is another: prepare the text with that one."
@@ -131,11 +139,7 @@ def own_corpus(subject: Subject) -> Corpus:
 @contextlib.contextmanager
 def prepared(subject: Subject, source: str, text_field: str) -> Iterator[Corpus]:
   """Text files as tokens of the model, all in the split `train`, in a folder that goes again."""
-  if subject.tokenizer is None:
-    raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
-  tokenizer = _tokenizer(subject)
-  if odd := vocabulary_mismatch(tokenizer.vocab, subject.model.cfg.vocab):
-    raise ValueError(f"{odd}: {subject.tokenizer} is not what made its tokens.")
+  tokenizer = tokenizer_of(subject)
   with tempfile.TemporaryDirectory() as folder:
     eos = tokenizer.eos is not None
     path = shipped_corpus() if source == SHIPPED else source
@@ -176,3 +180,36 @@ def measure(subject: Subject, cfg: TrainConfig, split: Split, batches: int | Non
   if not math.isfinite(found["loss"]):
     raise ValueError(f"the loss is {found['loss']}: the model computes no finite numbers.")
   return dict(perplexity=math.exp(found["loss"])) | found
+
+
+def per_word(found: dict, corpus: Corpus, split: Split) -> dict:
+  """Perplexities per byte and per word, between spaces, of a split that was read whole."""
+  if "bits_per_byte" not in found:
+    return {}
+  nats = found["bits_per_byte"] * math.log(2) * split.bytes
+  return dict(
+    byte_perplexity=2 ** found["bits_per_byte"],
+    word_perplexity=math.exp(nats / max(count_words(corpus.tokenizer(), split), 1)),
+  )
+
+
+def count_words(tokenizer: Tokenizer, split: Split, block: int = 1 << 20) -> int:
+  """Words of all documents; each, from bos on, is decoded as a whole, so none is cut in two."""
+  words, rest = 0, np.zeros(0, np.int32)
+  for start in range(0, split.tokens, block):
+    tokens, _ = split.read(start, min(start + block, split.tokens))
+    rest = np.concatenate([rest, tokens])
+    *whole, rest = np.split(rest, np.flatnonzero(rest == tokenizer.bos))
+    words += sum(len(tokenizer.decode(ids).split()) for ids in whole)
+  return words + len(tokenizer.decode(rest).split())
+
+
+def by_context(
+  subject: Subject, cfg: TrainConfig, split: Split, multiples: Sequence[int], batches: int | None
+) -> dict:
+  """Loss in contexts of so many times the length, and there by position."""
+  length, most = cfg.data.length, max(cfg.data.batch, *multiples)
+  # Batches of any length have as many tokens, or nearly so.
+  sizes = {length * n: max(most // n, 1) for n in multiples}
+  texts = {n: (SplitText(split, length=n, batch=rows), rows) for n, rows in sizes.items()}
+  return evaluate(subject.model, cfg, [LossByPosition(texts, batches)], subject.step or 0)

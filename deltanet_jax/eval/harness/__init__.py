@@ -1,0 +1,11 @@
+"""Our models in lm-evaluation-harness (extra `eval`): its tasks by name, from the hub or files.
+
+`HarnessLM` is a model as the harness wants it, `run` evaluates one on tasks of the paper.
+"""
+
+from deltanet_jax.eval.harness.model import HarnessLM
+from deltanet_jax.eval.harness.run import Result, run
+from deltanet_jax.eval.harness.scoring import Score, Scorer
+from deltanet_jax.eval.harness.tasks import TASKS, resolve
+
+__all__ = ["TASKS", "HarnessLM", "Result", "Score", "Scorer", "resolve", "run"]

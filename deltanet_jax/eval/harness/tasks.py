@@ -1,0 +1,216 @@
+"""Tasks of the paper's tables, as the harness defines them: on data of the hub, or of local files.
+
+A local file is `FOLDER/<task>.jsonl`, with the columns that the data set of the hub has.
+"""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from deltanet_jax.config import nearest
+from deltanet_jax.eval.harness import hub, package
+
+# As the papers on recall have it; the harness's own SQuAD goes on to a blank line.
+RECALL_GENERATION = dict(until=["\n"], max_gen_toks=48)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """A task of the harness.
+
+  Attributes:
+    definition: its file below the harness's tasks; of several tasks a pattern.
+    columns: of its data, as far as they are read.
+    split: the one that is evaluated.
+    metrics: those of the paper's tables, the first of table 1; what else it has is kept too.
+    recall: the class of one of the recall papers' tasks.
+  """
+
+  definition: str
+  columns: tuple[str, ...]
+  split: str
+  metrics: tuple[str, ...]
+  recall: str | None = None
+
+
+_CHOICES = ("choices", "answerKey")
+_RECALL = dict(columns=("text", "value"), split="validation", metrics=("contains",))
+TASKS: dict[str, Benchmark] = {
+  "wikitext": Benchmark("wikitext/wikitext.yaml", ("page",), "test", ("word_perplexity",)),
+  "lambada_openai": Benchmark(
+    "lambada/lambada_openai.yaml", ("text",), "test", ("perplexity", "acc")
+  ),
+  "piqa": Benchmark("piqa/piqa.yaml", ("goal", "sol1", "sol2", "label"), "validation", ("acc",)),
+  "hellaswag": Benchmark(
+    "hellaswag/hellaswag.yaml",
+    ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    "validation",
+    ("acc_norm",),
+  ),
+  "winogrande": Benchmark(
+    "winogrande/default.yaml",
+    ("sentence", "option1", "option2", "answer"),
+    "validation",
+    ("acc",),
+  ),
+  "arc_easy": Benchmark("arc/arc_easy.yaml", ("question", *_CHOICES), "test", ("acc", "acc_norm")),
+  "arc_challenge": Benchmark(
+    "arc/arc_challenge.yaml", ("question", *_CHOICES), "test", ("acc_norm",)
+  ),
+  "swde": Benchmark("swde/swde.yaml", recall="SWDE", **_RECALL),
+  "squad_completion": Benchmark(
+    "squad_completion/squad_completion.yaml", recall="SQUADCompletion", **_RECALL
+  ),
+  "fda": Benchmark("fda/fda.yaml", recall="FDA", **_RECALL),
+  "openbookqa": Benchmark(
+    "openbookqa/openbookqa.yaml", ("question_stem", *_CHOICES), "test", ("acc_norm",)
+  ),
+  "mmlu": Benchmark(
+    "mmlu/default/mmlu_*.yaml", ("question", "subject", "choices", "answer"), "test", ("acc",)
+  ),
+  "social_iqa": Benchmark(
+    "siqa/siqa.yaml",
+    ("context", "question", "answerA", "answerB", "answerC", "label"),
+    "validation",
+    ("acc",),
+  ),
+  "boolq": Benchmark(
+    "super_glue/boolq/default.yaml", ("passage", "question", "label"), "validation", ("acc",)
+  ),
+}
+# Other names of tasks, and names of several.
+SHORT: dict[str, tuple[str, ...]] = {
+  "lambada": ("lambada_openai",),
+  "squad": ("squad_completion",),
+  "siqa": ("social_iqa",),
+  "obqa": ("openbookqa",),
+  "recall": ("swde", "squad_completion", "fda"),
+  "table1": tuple(TASKS)[:10],
+  "table2": ("arc_easy", "arc_challenge", "hellaswag", "openbookqa", "piqa", "winogrande", "mmlu"),
+}
+
+
+def resolve(names: Iterable[str]) -> list[str]:
+  """Tasks of these names, of which some stand for several, each once."""
+  found: dict[str, None] = {}
+  for name in names:
+    if name not in TASKS and name not in SHORT:
+      known = [*TASKS, *SHORT]
+      raise ValueError(f"the task is {name!r}{nearest(name, known)}, expected one of {known}.")
+    found |= dict.fromkeys(SHORT.get(name, (name,)))
+  return list(found)
+
+
+def open_tasks(name: str, local_data: pathlib.Path | None, folder: pathlib.Path) -> list[Any]:
+  """The task, or several where the harness has one for every subject, with its data.
+
+  Args:
+    local_data: folder of files instead of the hub.
+    folder: for files that are needed until the tasks have been evaluated.
+  """
+  bench = TASKS[name]
+  if local_data is None:
+    with hub.in_seconds(name):
+      return _build(name, bench, None, folder)
+  file = _local_file(name, bench, local_data)
+  try:
+    return _build(name, bench, file, folder)
+  except Exception as e:  # the harness and its templates raise anything
+    raise ValueError(f"{file} has no data that the task {name} can read: {_reason(e)}.") from e
+
+
+def _build(name: str, bench: Benchmark, file: pathlib.Path | None, folder: pathlib.Path) -> list:
+  if bench.recall:
+    return [_recall_task(name, bench, file, folder)]
+  root = pathlib.Path(package.load("lm_eval.tasks").__file__).parent
+  definitions = sorted(root.glob(bench.definition))
+  if not definitions:
+    raise ValueError(
+      f"the installed lm-eval has no {bench.definition}: use that of constraints.txt."
+    )
+  if file is None:
+    specs = [str(path) for path in definitions]
+  elif len(definitions) == 1:
+    specs = [_on_file(name, definitions[0], bench, file, folder)]
+  else:
+    specs = list(_by_subject(definitions, bench, file, folder))
+  manager = package.load("lm_eval.tasks").TaskManager(include_defaults=False)
+  return list(manager.load(specs)["tasks"].values())
+
+
+def _on_file(name, definition, bench: Benchmark, file, folder: pathlib.Path) -> str:
+  """A definition that includes the harness's own, with other data."""
+  splits = dict.fromkeys(("training_split", "validation_split", "test_split", "fewshot_split"))
+  data = dict(data_files={bench.split: str(file)}, cache_dir=str(folder / "cache"))
+  own = dict(include=str(definition), task=name, dataset_path="json", dataset_name=None)
+  own |= splits | {f"{bench.split}_split": bench.split} | dict(dataset_kwargs=data)
+  path = folder / f"{name}.yaml"
+  path.write_text(yaml.safe_dump(own))
+  return str(path)
+
+
+def _by_subject(definitions, bench: Benchmark, file: pathlib.Path, folder: pathlib.Path):
+  """A definition for every subject that a file has, on its lines of it."""
+  lines: dict[str, list[str]] = {}
+  for line in file.read_text().splitlines():
+    lines.setdefault(json.loads(line)["subject"], []).append(line)
+  known = {path.stem: path for path in definitions}
+  for subject, own in lines.items():
+    task = f"mmlu_{subject}"
+    if task not in known:
+      raise ValueError(f"there is no subject {subject!r}{nearest(task, known)}")
+    part = folder / f"{task}.jsonl"
+    part.write_text("".join(f"{line}\n" for line in own))
+    yield _on_file(task, known[task], bench, part, folder)
+
+
+def _recall_task(name: str, bench: Benchmark, file: pathlib.Path | None, folder: pathlib.Path):
+  """A task of the recall papers: the harness has classes for them, and its own data in those."""
+  base = getattr(importlib.import_module(f"lm_eval.tasks.{name}.task"), bench.recall)
+
+  class Recall(base):
+    def download(self, dataset_kwargs=None, **options):
+      if file is None:
+        return super().download(dataset_kwargs, **options)
+      files = {bench.split: str(file)}
+      self.dataset = package.load("datasets").load_dataset(
+        "json", data_files=files, cache_dir=str(folder / "cache")
+      )
+
+    def construct_requests(self, doc, ctx, **options):
+      requests = super().construct_requests(doc, ctx, **options)
+      for request in requests:
+        request.arguments = (request.arguments[0], dict(RECALL_GENERATION))
+      return requests
+
+  task = Recall()
+  task.config.task = name
+  return task
+
+
+def _local_file(name: str, bench: Benchmark, folder: pathlib.Path) -> pathlib.Path:
+  """The file of a task, whose first line has its columns."""
+  path = folder / f"{name}.jsonl"
+  wanted = f"JSON lines with {', '.join(bench.columns)}"
+  if not path.is_file():
+    raise ValueError(f"{path} is not there: the task {name} needs it, {wanted}.")
+  first = path.read_text().partition("\n")[0]
+  try:
+    missing = [column for column in bench.columns if column not in json.loads(first)]
+  except ValueError as e:
+    raise ValueError(f"the first line of {path} is no JSON: expected {wanted}.") from e
+  if missing:
+    raise ValueError(f"{path} has no column {missing[0]!r}: the task {name} needs {wanted}.")
+  return path
+
+
+def _reason(error: BaseException) -> str:
+  while error.__cause__ is not None:
+    error = error.__cause__
+  said = str(error).strip().splitlines()
+  return said[0][:200].rstrip(".") if said else type(error).__name__

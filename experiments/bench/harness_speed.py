@@ -1,0 +1,82 @@
+"""Four continuations of one long context: scored from its state, beside each on its own.
+
+  python -m experiments.bench.harness_speed
+  python -m experiments.bench.harness_speed --preset=transformer-tiny --context=1024
+
+Log-likelihoods as lm-evaluation-harness asks for them, of a task with four choices. Both ways are
+compiled before, and give the same numbers, which is checked; the best of some rounds counts.
+"""
+
+import time
+
+import numpy as np
+from absl import flags
+
+from deltanet_jax.eval.harness import Scorer
+from deltanet_jax.models import build, preset
+from experiments.bench.timing import best_seconds
+from experiments.lib import app, records
+from experiments.lib.tables import table
+
+_PRESETS = flags.DEFINE_multi_string(
+  "preset", ["deltanet-tiny", "deltanet-sliding-tiny", "transformer-tiny"], "Models; repeatable."
+)
+_WIDTH = flags.DEFINE_integer("width", 128, "Of the model.", lower_bound=32)
+_CONTEXT = flags.DEFINE_integer("context", 1000, "Tokens of a context.", lower_bound=2)
+_CHOICE = flags.DEFINE_integer("choice", 12, "Tokens of a continuation.", lower_bound=1)
+_QUESTIONS = flags.DEFINE_integer("questions", 8, "Contexts.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 8, "Rows at a time.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Timed rounds; the best one counts.", lower_bound=1)
+_CHOICES = 4
+_TOLERANCE = 1e-3  # of a sum over a continuation
+
+
+def requests(vocab: int) -> list[tuple[list[int], list[int]]]:
+  rng = np.random.default_rng(0)
+  ids = lambda count: rng.integers(0, vocab, count).tolist()
+  contexts = [ids(_CONTEXT.value) for _ in range(_QUESTIONS.value)]
+  return [(context, ids(_CHOICE.value)) for context in contexts for _ in range(_CHOICES)]
+
+
+def measure(name: str) -> dict:
+  cfg = preset(name, width=_WIDTH.value)
+  model, asked = build(cfg), requests(cfg.vocab)
+  longest = _CONTEXT.value + _CHOICE.value
+  scorers = {
+    reuse: Scorer(model, batch=_BATCH.value, max_length=longest, reuse=reuse)
+    for reuse in (True, False)
+  }
+  found = {reuse: [x.logprob for x in scorer(asked)] for reuse, scorer in scorers.items()}
+  difference = float(np.abs(np.subtract(found[True], found[False])).max())
+  if difference > _TOLERANCE:
+    raise ValueError(f"{name}: the two ways differ by {difference}, which is no rounding.")
+  programs = {reuse: lambda scorer=scorer: scorer(asked) for reuse, scorer in scorers.items()}
+  seconds, rounds = best_seconds(programs, _ROUNDS.value, 120.0)
+  return dict(
+    shared=seconds[True],
+    alone=seconds[False],
+    speedup=seconds[False] / seconds[True],
+    difference=difference,
+    rounds=rounds,
+  )
+
+
+def main():
+  out, lines = records.open("harness_speed"), []
+  for name in _PRESETS.value:
+    sizes = dict(width=_WIDTH.value, context=_CONTEXT.value, choice=_CHOICE.value)
+    key = dict(model=name, **sizes, questions=_QUESTIONS.value, batch=_BATCH.value)
+    if out.has(key):
+      continue
+    start = time.perf_counter()
+    figures = measure(name)
+    out.write(key, figures, time.perf_counter() - start)
+    cells = [f"{figures[x]:.2f}" for x in ("alone", "shared", "speedup")]
+    lines.append([name, *cells, f"{figures['difference']:.0e}"])
+  if lines:
+    print(table(["model", "alone, s", "shared, s", "speed-up", "largest difference"], lines))
+  print(f"all rows: {out.path}")
+
+
+if __name__ == "__main__":
+  app.run(main)

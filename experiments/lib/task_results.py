@@ -1,0 +1,67 @@
+"""Tasks of lm-evaluation-harness on a model, and their figures beside a line of the paper."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from deltanet_jax.config import nearest
+from deltanet_jax.eval.harness import HarnessLM, Result, package, run
+from experiments.lib import evaluation, paper_tables
+from experiments.lib.tables import table
+
+# Those whose mean is the paper's column "average".
+_AVERAGED = paper_tables.TABLE1[2:8]
+
+
+def paper_line(name: str) -> paper_tables.Line:
+  lines = paper_tables.lines()
+  if name not in lines:
+    raise ValueError(f"--beside is {name!r}{nearest(name, lines)}, expected one of {list(lines)}.")
+  return lines[name]
+
+
+def evaluate(
+  subject: evaluation.Subject,
+  tasks: Sequence[str],
+  *,
+  batch: int | None,
+  length: int | None,
+  bos: bool,
+  local_data: str | None,
+  limit: int | None,
+) -> Iterator[tuple[Result, dict, dict[str, str]]]:
+  """Of each task its result, the settings that tell it from others, and where it comes from."""
+  tokenizer = evaluation.tokenizer_of(subject)
+  length = length or subject.config.data.length
+  batch = batch or subject.config.data.batch
+  model = HarnessLM(subject.model, tokenizer, batch=batch, max_length=length, bos=bos)
+  for result in run(model, tasks, local_data=local_data, limit=limit):
+    settings = dict(task=result.task, length=length, bos=bos, limit=limit, data=result.data[:12])
+    facts = package.versions() | dict(task_version=result.version, data=result.data)
+    yield result, settings, facts | dict(tokenizer=tokenizer.hash)
+
+
+def shown(results: list[Result], name: str, paper: paper_tables.Line) -> str:
+  """A table of the paper's metrics, in percent but for perplexities."""
+  lines, found = [], {}
+  for result in results:
+    for metric, value in result.paper().items():
+      scale = 1 if "perplexity" in metric else 100
+      found[result.task, metric] = scale * value
+      error = result.errors.get(metric)
+      theirs = paper_tables.beside(result.task, metric, paper)
+      lines.append(
+        [
+          result.task,
+          metric,
+          f"{scale * value:.2f}",
+          "–" if error is None else f"{scale * error:.2f}",
+          str(result.documents),
+          "–" if theirs is None else f"{theirs:.2f}",
+        ]
+      )
+  if found.keys() >= set(_AVERAGED):
+    mean = lambda x: statistics.fmean(x[column] for column in _AVERAGED)
+    theirs = f"{mean(paper):.2f}" if paper.keys() >= set(_AVERAGED) else "–"
+    lines.append(["average", "of six", f"{mean(found):.2f}", "–", "–", theirs])
+  header = ["task", "metric", "here", "standard error", "documents", f"paper, {name}"]
+  return table(header, lines)

@@ -1,0 +1,149 @@
+"""Language models of one size and budget: bits per byte, recall, and loss in longer contexts."""
+
+import statistics
+
+from matplotlib.figure import Figure
+
+from experiments.configs.language_modeling import LENGTH, MAIN, MULTIPLES, PAPER
+from experiments.lib.tables import table
+from experiments.plots import chosen, style
+
+# Row -> how it is called, in the order of the paper's table.
+NAMES = {
+  "transformer": "Transformer++",
+  "retnet": "RetNet",
+  "mamba": "Mamba",
+  "linear-attention": "linear attention",
+  "gla": "GLA",
+  "gla-conv": "GLA, conv",
+  "deltanet-noconv": "DeltaNet, no conv",
+  "deltanet": "DeltaNet",
+  "deltanet-sliding": "DeltaNet + sliding",
+  "deltanet-global": "DeltaNet + global",
+  "gated-deltanet": "Gated DeltaNet",
+  "l1-elu": "DeltaNet, L1 & 1 + ELU",
+  "l2-elu": "DeltaNet, L2 & 1 + ELU",
+  "l2-relu": "DeltaNet, L2 & ReLU",
+}
+_BITS = "validation_bits_per_byte"
+
+
+def _runs(rows):
+  """Model -> evaluations of its seeds, in order."""
+  found = chosen.runs(rows, ("set", "model"), _BITS, lower=True)
+  return {name: found["small", name] for name in NAMES if ("small", name) in found}
+
+
+def _mean(runs, metric):
+  values = [x[metric] for x in runs if metric in x]
+  return statistics.fmean(values) if values else None
+
+
+def _cell(runs, metric, digits=3, scale=1.0):
+  """The mean over seeds, and lowest and highest where there are several."""
+  values = [scale * x[metric] for x in runs if metric in x]
+  if not values:
+    return "–"
+  mean = f"{statistics.fmean(values):.{digits}f}"
+  if len(values) == 1:
+    return mean
+  return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _seconds(rows, model):
+  found = [x["figures"].get("seconds") for x in rows if x["key"]["model"] == model]
+  known = [x for x in found if x is not None]
+  return f"{statistics.median(known) / 60:.1f}" if known else "–"
+
+
+def _agreement(found) -> str:
+  """How many pairs of models the paper orders by perplexity as we do by bits per byte."""
+  both = [(PAPER[name][0], _mean(found[name], _BITS), name) for name in found if name in PAPER]
+  pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1 :] if a[0] != b[0]]
+  same = [(a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs]
+  if not pairs:
+    return ""
+  ours = ", ".join(NAMES[x[2]] for x in sorted(both, key=lambda x: x[1]))
+  theirs = ", ".join(NAMES[x[2]] for x in sorted(both, key=lambda x: x[0]))
+  return (
+    f"Of {len(pairs)} pairs of models {sum(same)} are ordered by bits per byte as the paper orders"
+    f" them by perplexity.\n\n- best first, here: {ours}\n- best first, paper: {theirs}\n"
+  )
+
+
+def tables(rows: list[dict]) -> str:
+  found, lines = _runs(rows), []
+  for name, runs in found.items():
+    wiki, swde = PAPER.get(name, (None, None))
+    lines.append(
+      [
+        NAMES[name],
+        _cell(runs, _BITS),
+        _cell(runs, "recall_gain", 2),
+        _cell(runs, "recall_accuracy", 1, 100),
+        _seconds(rows, name),
+        "–" if wiki is None else f"{wiki:.2f}",
+        "–" if swde is None else f"{swde:.1f}",
+      ]
+    )
+  x = rows[0]["figures"]
+  header = ["model", "bits per byte", "recall gain", "recall, %", "minutes"]
+  parts = [
+    f"{x['parameters'] / 1e3:.0f} thousand parameters and {x['of']:,} updates each, bytes of the"
+    " corpus of `make corpus` (novels, a Bible and commentaries on it). Held out: bits per byte;"
+    " recall of values planted in the text, bits per letter that being told them saves and letters"
+    " found; mean of the seeds (lowest to highest). Paper: 340M parameters, 15 billion tokens.\n",
+    table([*header, "paper, Wiki. ppl", "paper, SWDE"], lines),
+    _agreement(found),
+  ]
+  longer = []
+  for name, runs in found.items():
+    if name in MAIN:
+      cells = [_cell(runs, f"loss_{LENGTH * n}") for n in MULTIPLES]
+      longer.append([NAMES[name], *cells])
+  if longer:
+    header = ["model", *(f"{n} × {LENGTH}" for n in MULTIPLES)]
+    parts.append(
+      f"## Longer contexts\n\nNats per byte of the same text.\n\n{table(header, longer)}"
+    )
+  return "\n".join(parts)
+
+
+def figure(rows: list[dict]) -> Figure | None:
+  """Bits per byte against recall, loss against position, loss against the length of the context."""
+  found = _runs(rows)
+  if not found:
+    return None
+  drawn, (scatter, position, context) = style.panels(3, 3, (4.6, 3.6))
+  scatter.set(
+    title="Text and recall", xlabel="bits per byte", ylabel="recall gain, bits per letter"
+  )
+  points = {
+    name: (x, y)
+    for name, runs in found.items()
+    if (x := _mean(runs, _BITS)) is not None and (y := _mean(runs, "recall_gain")) is not None
+  }
+  for name, (x, y) in points.items():
+    delta = "delta" in name or name.startswith("l")
+    color = style.colour(0 if delta and name != "linear-attention" else 1)
+    scatter.plot(x, y, "o", color=color)
+    scatter.annotate(NAMES[name], (x, y), (3, 3), textcoords="offset points", fontsize=6)
+  longest = LENGTH * MULTIPLES[-1]
+  main = [name for name in MAIN if name in found]
+  position.set(title=f"Rows of {longest}", xlabel="bytes before", ylabel="nats per byte")
+  context.set(title="Length of the context", xlabel=f"times {LENGTH}", ylabel="nats per byte")
+  for i, name in enumerate(main):
+    runs, color = found[name], style.colour(i)
+    prefix = f"loss_{longest}_from_"
+    starts = sorted(int(x.removeprefix(prefix)) for x in runs[0] if x.startswith(prefix))
+    losses = [(max(x, 8), _mean(runs, f"{prefix}{x}")) for x in starts]
+    totals = [(n, y) for n in MULTIPLES if (y := _mean(runs, f"loss_{LENGTH * n}")) is not None]
+    if losses and totals:
+      position.plot(*zip(*losses), "-o", color=color, label=NAMES[name])
+      context.plot(*zip(*totals), "-o", color=color)
+  position.axvline(LENGTH, color="0.6", lw=0.8, ls=":")
+  style.log_axis(position.xaxis, [16, 64, LENGTH, 1024])
+  style.log_axis(context.xaxis, list(MULTIPLES))
+  if position.lines[1:]:
+    position.legend(fontsize=6)
+  return drawn
