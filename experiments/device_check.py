@@ -10,6 +10,7 @@ results, one table, exit code 1 if a kernel fails.
 """
 
 import importlib.util
+import os
 import time
 
 import jax
@@ -128,6 +129,9 @@ def show(rows: list[tuple[dict, dict]]) -> str:
 def main():
   if _INTERPRET.value:
     jax.config.update("jax_platforms", "cpu")
+    # Nearly all of the time is compiling, which without LLVM's optimiser takes a fraction of it.
+    quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", quick)
   platforms = _platforms()
   device = "interpreted" if _INTERPRET.value else jax.devices()[0].device_kind
   triton = not _INTERPRET.value and importlib.util.find_spec("jax_triton") is not None
