@@ -41,7 +41,7 @@ def backward_by_hand(backward, static=(), inline=False):
       *static_args, args, tangents = static_args_and_pair
       whole = functools.partial(_merged, static, static_args)
       leaves, tree = jax.tree.flatten(args)
-      moving = _moving(tangents)
+      moving = moving_leaves(tangents)
       out = (f if inline else wrapped)(*whole(args))
       out_leaves, out_tree = jax.tree.flatten(out)
 
@@ -62,7 +62,7 @@ def backward_by_hand(backward, static=(), inline=False):
         return [at[i] for i in moving]
 
       flat = jax.tree.leaves(tangents)
-      moved = _bind(run, transpose, leaves, [flat[i] for i in moving], out_leaves)
+      moved = bind_linear(run, transpose, leaves, [flat[i] for i in moving], out_leaves)
       return out, out_tree.unflatten(moved)
 
     wrapped.defjvp(rule, symbolic_zeros=True)
@@ -80,13 +80,13 @@ def reverse_only(args, refusal: str):
 
   def rule(primals, tangents):
     leaves, tree = jax.tree.flatten(primals[0])
-    flat, moving = jax.tree.leaves(tangents[0]), _moving(tangents[0])
+    flat, moving = jax.tree.leaves(tangents[0]), moving_leaves(tangents[0])
 
     def run(*_):
       raise TypeError(refusal)
 
     transpose = lambda _, cotangents: list(cotangents)
-    moved = _bind(run, transpose, [], [flat[i] for i in moving], [leaves[i] for i in moving])
+    moved = bind_linear(run, transpose, [], [flat[i] for i in moving], [leaves[i] for i in moving])
     at = dict(zip(moving, moved))
     return primals[0], tree.unflatten([at.get(i, flat[i]) for i in range(len(leaves))])
 
@@ -102,7 +102,7 @@ def _merged(static, static_args, args):
   return args
 
 
-def _moving(tangents):
+def moving_leaves(tangents):
   """Which leaves have a tangent that is not known to be zero."""
   return [
     i
@@ -111,7 +111,7 @@ def _moving(tangents):
   ]
 
 
-def _bind(run, transpose, constants, tangents, outs):
+def bind_linear(run, transpose, constants, tangents, outs):
   shapes = tuple((x.shape, x.dtype) for x in outs)
   return _linear.bind(
     *constants, *tangents, run=run, transpose=transpose, count=len(constants), shapes=shapes

@@ -6,6 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Relative RMS against the float64 definition that an operator may have: (outputs, gradients). They
+# belong to a dtype and never to a machine.
+REL_RMS = {
+  "float64": (1e-11, 1e-11),
+  "float32": (2e-6, 2e-6),
+  "bfloat16": (8e-3, 1.2e-2),
+}
+# The same for repeated keys and other inputs that amplify rounding.
+UGLY_REL_RMS = {"float64": 1e-11, "float32": 1e-5}
+
 
 def rel_rms(x, ref) -> float:
   """Relative root mean square error; 0 where both are zero."""

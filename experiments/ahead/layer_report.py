@@ -5,6 +5,7 @@ input in bfloat16, and the operations that move most. What happens inside loops 
 chunks) is not counted, and said. Needs `pip install -e .[aot]`.
 
   python -m experiments.ahead.layer_report --preset=deltanet-1.3b --target=v5e
+  python -m experiments.ahead.layer_report --preset=deltanet-sliding-1.3b --target=h100 --documents
 """
 
 import time
@@ -24,13 +25,15 @@ from experiments.ahead.worker import Worker, compile_function
 from experiments.lib import app, records
 
 _PRESET = flags.DEFINE_enum("preset", "deltanet-1.3b", list(PRESETS), "Model whose mixers to take.")
+_MIXERS = flags.DEFINE_multi_string("mixer", None, "Mixers of the model; all if unset.")
 _TARGETS = flags.DEFINE_multi_enum("target", ["v5e", "h100"], list(targets.TARGETS), "Chips.")
 _BATCH = flags.DEFINE_integer("batch", 16, "Rows.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 2048, "Tokens of a row.", lower_bound=1)
+_DOCUMENTS = flags.DEFINE_bool("documents", False, "Rows hold packed documents.")
 _TOP = flags.DEFINE_integer("top", 8, "Operations to list.", lower_bound=0)
 
 
-def compile_layer(target, preset_name, mixer, batch, length, backward):
+def compile_layer(target, preset_name, mixer, batch, length, documents, backward):
   """HLO of a mixer of the preset, its weights in bfloat16, and the bytes of its input.
 
   To be called in a Worker.
@@ -40,9 +43,10 @@ def compile_layer(target, preset_name, mixer, batch, length, backward):
   graph, weights = nnx.split(nnx.eval_shape(make))
   weights = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16), weights)
   x = jax.ShapeDtypeStruct((batch, length, cfg.width), jnp.bfloat16)
-  run = lambda weights, x: nnx.merge(graph, weights)(x)
-  both = lambda weights, x, dy: jax.vjp(run, weights, x)[1](dy)
-  args = (weights, x, x) if backward else (weights, x)
+  ids = jax.ShapeDtypeStruct((batch, length), jnp.int32) if documents else None
+  run = lambda weights, x, ids: nnx.merge(graph, weights)(x, ids)
+  both = lambda weights, x, ids, dy: jax.vjp(lambda *y: run(*y, ids), weights, x)[1](dy)
+  args = (weights, x, ids, x) if backward else (weights, x, ids)
   compiled = compile_function(targets.one(target), both if backward else run, args)
   return compiled.hlo, x.size * x.dtype.itemsize
 
@@ -79,12 +83,16 @@ def main():
   chosen = list(dict.fromkeys(_TARGETS.value))
   targets.check_installed([CHIPS[x].platform for x in chosen])
   jax.config.update("jax_platforms", "cpu")
+  known = list(preset(_PRESET.value).mixers)
+  mixers = _MIXERS.value or known
+  if unknown := set(mixers) - set(known):
+    raise ValueError(f"{_PRESET.value} has no mixer {sorted(unknown)}, only {known}.")
   out = records.open("layer_report")
-  shape = dict(batch=_BATCH.value, length=_LENGTH.value)
+  shape = dict(batch=_BATCH.value, length=_LENGTH.value, documents=_DOCUMENTS.value)
   for target in chosen:
     keys = [
       dict(target=target, preset=_PRESET.value, mixer=mixer, **shape, backward=backward)
-      for mixer in preset(_PRESET.value).mixers
+      for mixer in mixers
       for backward in (False, True)
     ]
     with Worker(targets.one(target)) as worker:

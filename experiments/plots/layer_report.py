@@ -18,7 +18,8 @@ def tables(rows: list[dict]) -> str:
   found = {}
   for row in rows:
     key = row["key"]
-    name = (key["preset"], key["mixer"], key["target"], f"{key['batch']} x {key['length']}")
+    tokens = f"{key['batch']} x {key['length']}" + (", documents" if key.get("documents") else "")
+    name = (key["preset"], key["mixer"], key["target"], tokens)
     found.setdefault(name, {})[key["backward"]] = row["figures"]
   lines = [
     [*name, *_cells(passes.get(False)), *_cells(passes.get(True))] for name, passes in found.items()

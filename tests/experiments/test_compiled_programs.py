@@ -10,7 +10,7 @@ from deltanet_jax.generate.loop import Decoding, decode
 from deltanet_jax.generate.sample import Sampling
 from deltanet_jax.models import preset
 from deltanet_jax.models.build import abstract
-from deltanet_jax.ops import l2_norm
+from deltanet_jax.ops import cached_attention, causal_attention, init_cache, l2_norm
 from experiments.ahead import targets
 from experiments.ahead.hlo import Program
 from experiments.ahead.worker import Worker, compile_function
@@ -56,3 +56,46 @@ def test_norms_of_heads_keep_their_layout_on_tpu():
   """Read for the sums, read, written; by a reduction over [B L H d] it is 19 times the array."""
   with Worker(targets.one("v5e")) as worker:
     assert worker.call(head_norm_bytes, "v5e") <= 4.1
+
+
+def cache_moves(target):
+  """What one token against a cache of 4096 moves, over the cache: all but its own slot's update."""
+  B, M, H, d = 32, 4096, 16, 64
+  cache = jax.eval_shape(lambda: init_cache(B, M, H, d, jnp.bfloat16))
+  x = jax.ShapeDtypeStruct((B, 1, H, d), jnp.bfloat16)
+  run = lambda q, k, v, cache: cached_attention(q, k, v, cache)
+  compiled = compile_function(targets.one(target), run, (x, x, x, cache), donate=(3,))
+  moves = Program(compiled.hlo).moves()
+  return sum(m.bytes for m in moves if "update" not in m.name) / (2 * B * M * H * d * 2)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_decoding_reads_a_cache_once(target):
+  """So no kernel could move less."""
+  with Worker(targets.one(target)) as worker:
+    assert worker.call(cache_moves, target) <= 1.1
+
+
+def attention_kernels(target, window):
+  """Names of the kernels of attention's gradient, and whether anything is as large as a mask."""
+  B, L, H, d = 4, 2048, 4, 64
+  x = jax.ShapeDtypeStruct((B, L, H, d), jnp.bfloat16)
+  ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
+
+  def gradient(q, k, v, ids, do):
+    f = lambda *x: causal_attention(*x, segment_ids=ids, window=window)
+    return jax.vjp(f, q, k, v)[1](do)
+
+  compiled = compile_function(targets.one(target), gradient, (x, x, x, ids, x))
+  return set(compiled.grids), re.findall(rf"\[[\d,]*{L},{L}\]", compiled.hlo)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target, window", [("v5e", None), ("v5e", 512), ("h100", None)])
+def test_attention_over_documents_takes_kernels_and_no_mask(target, window):
+  with Worker(targets.one(target)) as worker:
+    kernels, squares = worker.call(attention_kernels, target, window)
+  begins = "splash_mha" if target == "v5e" else "mha"
+  assert len(kernels) == 3 and all(name.startswith(begins) for name in kernels), kernels
+  assert not squares

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
-from deltanet_jax.ops.attention import api
+from deltanet_jax.ops.attention import masked
 from deltanet_jax.ops.numerics import rel_rms
 
 B, L, H, Hk, d = 2, 11, 4, 2, 4
@@ -76,7 +76,7 @@ def test_queries_in_blocks(monkeypatch, packed, window):
     return o, *pull(jnp.cos(o))
 
   want = jax.jit(value_and_gradients)()
-  monkeypatch.setattr(api, "_BLOCK", 2)  # six, the last one half full, in three groups
+  monkeypatch.setattr(masked, "_BLOCK", 2)  # six, the last one half full, in three groups
   program = jax.jit(lambda: value_and_gradients())
   assert "scan" in str(jax.make_jaxpr(program)())
   for got, wanted in zip(program(), want, strict=True):

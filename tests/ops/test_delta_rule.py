@@ -24,10 +24,10 @@ from deltanet_jax.ops.delta_rule.recurrent import recurrent
 from deltanet_jax.ops.delta_rule.reference import recurrent as definition
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
 from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.numerics import cast, rel_rms
+from deltanet_jax.ops.numerics import REL_RMS, cast, rel_rms
 from deltanet_jax.ops.platform import compiling_for
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
-from tests.support.tolerances import REL_RMS, assert_close
+from tests.support.tolerances import assert_close
 
 GATES = ("none", "scalar", "vector")
 # Every length and every chunk size, packed and not, with each gate; `test_full_grid` has them all.

@@ -13,12 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from deltanet_jax.ops import delta_rule, delta_rule_step
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.numerics import UGLY_REL_RMS, rel_rms
 from deltanet_jax.ops.slot import Slot
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
 from pallas_kernels.delta_rule.checks import refusal
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
-from tests.support.tolerances import UGLY_REL_RMS, assert_close
+from tests.support.tolerances import assert_close
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=16, dv=32)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs, ugly_inputs
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.numerics import REL_RMS, UGLY_REL_RMS, rel_rms
 from tests.support.delta_rule import reference, value_and_grads
-from tests.support.tolerances import REL_RMS, UGLY_REL_RMS, assert_close
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.aot
 

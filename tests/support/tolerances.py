@@ -1,15 +1,6 @@
-"""Errors and the tolerances they are held to, which belong to a dtype and never to a machine."""
+"""Holding errors to the tolerances of their dtype."""
 
-from deltanet_jax.ops.numerics import rel_rms
-
-# Relative RMS against the float64 recurrence: (o and S, gradients).
-REL_RMS = {
-  "float64": (1e-11, 1e-11),
-  "float32": (2e-6, 2e-6),
-  "bfloat16": (8e-3, 1.2e-2),
-}
-# The same for repeated keys and other inputs that amplify rounding.
-UGLY_REL_RMS = {"float64": 1e-11, "float32": 1e-5}
+from deltanet_jax.ops.numerics import REL_RMS, rel_rms
 
 
 def assert_close(got: dict, want: dict, dtype: str):

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.attention.forms import attend, causal_mask, portable
+from deltanet_jax.ops.attention.forms import attend, portable
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.ops.slot import Slot, read, write, write_at
+from pallas_kernels.attention.plain import causal_mask
 
 
 class Cache(NamedTuple):

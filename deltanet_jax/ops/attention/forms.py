@@ -3,14 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops.dtypes import wide
 from deltanet_jax.ops.nonfinite import finite, reach, spoiled
-
-
-def causal_mask(i, j, window):
-  """Whether query i sees key j: one of the last `window`, or any before it for None."""
-  mask = j <= i
-  return mask if window is None else mask & (j > i - window)
+from pallas_kernels.attention.plain import attention, causal_mask
 
 
 def portable(q):
@@ -44,11 +38,7 @@ def _attend(q, k, v, mask, implementation, window):
         local_window_size=None if mask is not None or window is None else (window - 1, 0),
         implementation=implementation,
       )
-  L, H, d = q.shape[1:]
   if mask is None:
-    index = jnp.arange(L)
+    index = jnp.arange(q.shape[1])
     mask = causal_mask(index[:, None], index[None, :], window)[None]
-  k, v = (jnp.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
-  scores = jnp.einsum("bihd,bjhd->bhij", wide(q), wide(k)) * d**-0.5
-  P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1).astype(v.dtype)
-  return jnp.einsum("bhij,bjhd->bihd", P, v)
+  return attention(q, k, v, mask)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels import measured_tiles
 from pallas_kernels.tiling import pad_axis, round_up
 
 F32 = jnp.float32
@@ -42,8 +43,8 @@ _F32 = dict(
   grads=Tile(16, 16, 4),
 )
 _F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
-# (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU: which one is not known
-# when a kernel is traced.
+# (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU that has not measured
+# its own (`measured_tiles`): ahead of time which one it is is not known when a kernel is traced.
 TILES = {
   ("bfloat16", 64): _BF16,
   ("bfloat16", 128): _BF16,
@@ -52,13 +53,23 @@ TILES = {
   ("float32", 128): _F32,
   ("float32", 256): _F32_256,
 }
+# What `experiments.device_check` times beside them, for bfloat16: they compile without spills on
+# H100. intra: fewer products and barriers, two blocks per core; the others load ahead.
+ALTERNATIVES = dict(
+  intra=Tile(64, 64, 4),
+  fwd=Tile(64, 32, 4, 2),
+  dstates=Tile(64, 32, 4, 2),
+  grads=Tile(64, 64, 8),
+)
 # Six products per float32 product: at chunk 64 the backward spills kilobytes.
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
 def tile_for(kernel, k):
   """The tile of a kernel for keys k [B L H dk], dk a power of two."""
-  return TILES[k.dtype.name, min(max(k.shape[-1], 64), 256)][kernel]
+  dtype, size = k.dtype.name, min(max(k.shape[-1], 64), 256)
+  measured = measured_tiles.find(kernel, dtype, size)
+  return Tile(*measured) if measured else TILES[dtype, size][kernel]
 
 
 def clamp_chunk(chunk, dtype):

@@ -8,17 +8,16 @@ recomputed.
 import functools
 from typing import NamedTuple
 
-import jax
-
 from pallas_kernels import bf16
-from pallas_kernels.autodiff import reverse_only
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, grads, states
 from pallas_kernels.delta_rule.pallas_gpu.forward import forward
 from pallas_kernels.delta_rule.pallas_gpu.intra import intra
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
 from pallas_kernels.delta_rule.ut import pallas as ut
+from pallas_kernels.delta_rule.ut import plain
 from pallas_kernels.delta_rule.ut.scan import delta_rule_by_scan
+from pallas_kernels.differentiable import Kernels, by_kernels
 from pallas_kernels.platform import only_on
 
 
@@ -29,12 +28,7 @@ class _Options(NamedTuple):
   interpret: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
-def _fused(q, k, v, beta, g, documents, S0, options):
-  return _fused_fwd(q, k, v, beta, g, documents, S0, options)[0]
-
-
-def _fused_fwd(q, k, v, beta, g, documents, S0, options):
+def _save(q, k, v, beta, g, documents, S0, *, options):
   P, X = intra(
     q, k, beta, g, documents,
     scale=options.scale,
@@ -47,11 +41,11 @@ def _fused_fwd(q, k, v, beta, g, documents, S0, options):
     scale=options.scale,
     interpret=options.interpret,
   )  # fmt: skip
-  return tuple(out), (q, k, v, beta, g, documents, S0, X)
+  return tuple(out), X
 
 
-def _fused_bwd(options, residuals, cotangents):
-  q, k, v, beta, g, documents, S0, X = residuals
+def _backward(args, X, cotangents, *, options):
+  q, k, v, beta, g, documents, S0 = args
   do, dS = cotangents
   scale, interpret = options.scale, options.interpret
   (P,) = intra(
@@ -73,7 +67,9 @@ def _fused_bwd(options, residuals, cotangents):
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
 
-_fused.defvjp(_fused_fwd, _fused_bwd)
+def _plain(q, k, v, beta, g, documents, S0, *, options):
+  scale, chunk = options.scale, options.chunk
+  return plain.delta_rule(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
 
 
 def delta_rule_gpu(
@@ -105,7 +101,6 @@ def delta_rule_gpu(
     fused: False runs the UT kernel and a lax.scan over chunks.
   """
   check_inputs(q, k, v, beta, g, S0)
-  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   chunk, scale, interpret = clamp_chunk(chunk, k.dtype), float(scale), bool(interpret)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
   q = q if interpret else only_on(q, "cuda", "delta_rule_gpu")
@@ -117,5 +112,14 @@ def delta_rule_gpu(
     )
   length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
   args = prepare(q, k, v, beta, g, S0, segment_ids, chunk)
-  o, S = _fused(*args, _Options(scale, chunk, precision, interpret))
+  options = dict(options=_Options(scale, chunk, precision, interpret))
+  kernels = Kernels(
+    run=lambda *args: _save(*args, **options)[0],
+    save=functools.partial(_save, **options),
+    backward=functools.partial(_backward, **options),
+    plain=functools.partial(_plain, **options),
+    refusal=NO_FORWARD_MODE,
+    residual_rows=1,
+  )
+  o, S = by_kernels(kernels, *args)
   return o[:, :length, :, :dv], S[:, :, :dk, :dv]

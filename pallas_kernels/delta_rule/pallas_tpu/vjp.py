@@ -1,16 +1,16 @@
-"""Differentiable delta rule from the TPU kernels: layouts, padding, custom_vjp."""
+"""Differentiable delta rule from the TPU kernels: layouts, padding, derivatives."""
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.autodiff import reverse_only
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
 from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
+from pallas_kernels.delta_rule.ut import plain
+from pallas_kernels.differentiable import Kernels, by_kernels
 from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import pad_axis, round_up
 
@@ -54,28 +54,27 @@ def _inputs(tile, q, k, v, beta, g, S0, segment_ids):
   return _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv), rows, S0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnames=("tile", "interpret"))
-def _delta_rule(q, k, v, beta, g, S0, segment_ids, tile, interpret):
-  B, L, Hv, dv = v.shape
+def _run(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
   args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
-  o, S = forward(*args, tile=tile, interpret=interpret)
+  return _outputs(tile, q, v, *forward(*args, tile=tile, interpret=interpret))
+
+
+def _outputs(tile, q, v, o, S):
+  B, L, Hv, dv = v.shape
   o = o.reshape(B, -1, Hv, tile.dv)[:, :L, :, :dv]
   return o, S[:, :, : q.shape[3], :dv]
 
 
-def _delta_rule_fwd(q, k, v, beta, g, S0, segment_ids, tile, interpret):
+def _save(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
   # Saved beside the inputs: X and the state before each chunk, both in the inputs' dtype. The
   # backward's products round them to that dtype anyway.
-  B, L, Hv, dv = v.shape
   args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
   o, S, X, states = forward(*args, tile=tile, save=True, interpret=interpret)
-  o = o.reshape(B, -1, Hv, tile.dv)[:, :L, :, :dv]
-  out = o, S[:, :, : q.shape[3], :dv]
-  return out, (q, k, v, beta, g, S0, segment_ids, X, states)
+  return _outputs(tile, q, v, o, S), (X, states)
 
 
-def _delta_rule_bwd(tile, interpret, residuals, cotangents):
-  q, k, v, beta, g, S0, segment_ids, X, states = residuals
+def _backward(args, residuals, cotangents, *, tile, interpret):
+  q, k, v, beta, g, S0, segment_ids = args
   do, dS = cotangents
   B, L, H, dk = q.shape
   Hv, dv = v.shape[2:]
@@ -83,7 +82,7 @@ def _delta_rule_bwd(tile, interpret, residuals, cotangents):
   Lp = qp.shape[1]
   dS = pad_axis(pad_axis(dS.astype(F32), 2, tile.dk), 3, tile.dv)
   dq, dk_, dv_, drows, dS0 = backward(
-    qp, kp, vp, rows, X, states, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
+    qp, kp, vp, rows, *residuals, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
   )
 
   def keys(x, like):
@@ -103,9 +102,6 @@ def _delta_rule_bwd(tile, interpret, residuals, cotangents):
   dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
   dv_ = dv_.reshape(B, Lp, Hv, tile.dv)[:, :L, :, :dv]
   return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
-
-
-_delta_rule.defvjp(_delta_rule_fwd, _delta_rule_bwd)
 
 
 def delta_rule_tpu(
@@ -140,7 +136,6 @@ def delta_rule_tpu(
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
   check_inputs(q, k, v, beta, g, S0)
-  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   tile = choose_tile(
     q.shape[1],
     q.shape[2],
@@ -155,4 +150,12 @@ def delta_rule_tpu(
     inverse_precision=inverse_precision,
   )
   q = q if interpret else only_on(q, "tpu", "delta_rule_tpu")
-  return _delta_rule(q, k, v, beta, g, S0, segment_ids, tile, interpret)
+  options = dict(tile=tile, interpret=interpret)
+  kernels = Kernels(
+    run=functools.partial(_run, **options),
+    save=functools.partial(_save, **options),
+    backward=functools.partial(_backward, **options),
+    plain=functools.partial(plain.delta_rule, scale=float(scale), chunk=tile.chunk),
+    refusal=NO_FORWARD_MODE,
+  )
+  return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)

@@ -9,6 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bf16 import parts_for
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 from pallas_kernels.delta_rule.pallas_gpu.chunk import (
   load_chunk,
   pick,
@@ -25,6 +26,8 @@ from pallas_kernels.delta_rule.pallas_gpu.inverse import (
 )
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+from pallas_kernels.delta_rule.ut import plain
+from pallas_kernels.differentiable import Kernels, by_kernels
 
 
 def _blocks(size, block):
@@ -176,26 +179,27 @@ class Options(NamedTuple):
   interpret: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def transform(k, v, beta, g, documents, options):
   """(W, U) of every chunk, differentiable; the backward recomputes the inverse."""
-  return _transform_fwd(k, v, beta, g, documents, options)[0]
+  kernel = functools.partial(ut_transform, **options._asdict())
+
+  def backward(args, _, cotangents):
+    chunk, interpret = options.chunk, options.interpret
+    grads = ut_transform_bwd(*args, *kernel(*args), *cotangents, chunk=chunk, interpret=interpret)
+    return *grads, None
+
+  return differentiable_transform(kernel, backward, options.chunk, k, v, beta, g, documents)
 
 
-def _transform_fwd(k, v, beta, g, documents, options):
-  _, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
-  return (W, U), (k, v, beta, g, documents)
-
-
-def _transform_bwd(options, residuals, cotangents):
-  k, v, beta, g, documents = residuals
-  X, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
-  grads = ut_transform_bwd(
-    k, v, beta, g, documents, X, W, U, *cotangents,
-    chunk=options.chunk,
-    interpret=options.interpret,
-  )  # fmt: skip
-  return *grads, None
-
-
-transform.defvjp(_transform_fwd, _transform_bwd)
+def differentiable_transform(kernel, backward, chunk, *args):
+  """(W, U) of kernel(*args) = (X, W, U), whose backward(args, (), cotangents) is given."""
+  run = lambda *args: tuple(kernel(*args)[1:])
+  kernels = Kernels(
+    run=run,
+    save=lambda *args: (run(*args), ()),
+    backward=backward,
+    plain=functools.partial(plain.transform, chunk=chunk),
+    refusal=NO_FORWARD_MODE,
+    out_rows=1,
+  )
+  return by_kernels(kernels, *args)

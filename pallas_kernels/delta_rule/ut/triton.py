@@ -5,16 +5,15 @@ backward is plain XLA. jax-triton itself cannot run interpreted on a CPU.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import bf16
-from pallas_kernels.autodiff import reverse_only
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
+from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
 from pallas_kernels.delta_rule.ut import scan
+from pallas_kernels.delta_rule.ut.pallas import differentiable_transform
 from pallas_kernels.platform import only_on
 
 F32 = jnp.float32
@@ -36,31 +35,6 @@ def ut_transform(
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,
   )  # fmt: skip
-
-
-class _Options(NamedTuple):
-  chunk: int
-  inverse_precision: str
-  compute_capability: int | None
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _transform(k, v, beta, g, documents, options):
-  return _transform_fwd(k, v, beta, g, documents, options)[0]
-
-
-def _transform_fwd(k, v, beta, g, documents, options):
-  _, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
-  return (W, U), (k, v, beta, g, documents)
-
-
-def _transform_bwd(options, residuals, cotangents):
-  k, v, beta, g, documents = residuals
-  X, W, U = ut_transform(k, v, beta, g, documents, **options._asdict())
-  return *ut_bwd_xla(k, v, beta, g, documents, X, W, U, *cotangents), None
-
-
-_transform.defvjp(_transform_fwd, _transform_bwd)
 
 
 def ut_bwd_xla(k, v, beta, g, documents, X, W, U, dW, dU):
@@ -119,11 +93,13 @@ def delta_rule_triton(
     compute_capability: of the GPU to compile for, e.g. 90; None asks the GPU present.
   """
   check_inputs(q, k, v, beta, g, S0)
-  q, k, v, beta, g, S0 = reverse_only((q, k, v, beta, g, S0), NO_FORWARD_MODE)
   chunk = clamp_chunk(chunk, k.dtype)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
-  options = _Options(chunk, precision, compute_capability)
-  transform = lambda *chunks: _transform(*chunks, options)
+  kernel = functools.partial(
+    ut_transform, chunk=chunk, inverse_precision=precision, compute_capability=compute_capability
+  )
+  backward = lambda args, _, cotangents: (*ut_bwd_xla(*args, *kernel(*args), *cotangents), None)
+  transform = lambda *chunks: differentiable_transform(kernel, backward, chunk, *chunks)
   return scan.delta_rule_by_scan(
     q, k, v, beta, g, S0, segment_ids, scale=float(scale), chunk=chunk, transform=transform
   )

@@ -1,0 +1,83 @@
+"""Causal attention under masks: whole, by windows, or by blocks of queries on a CPU."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from deltanet_jax.ops.attention.forms import attend
+from deltanet_jax.ops.platform import target_platform
+from pallas_kernels.attention.plain import causal_mask
+
+# Queries whose scores exist at a time on a CPU, and into how many groups their blocks are put, each
+# of which sees the keys up to its end. Measurements: BUILD_NOTES.md.
+_BLOCK, _GROUPS = 256, 4
+
+
+def masked_attention(q, k, v, documents, window, implementation):
+  """`causal_attention` by an implementation of `attend`; documents are numbered, or None."""
+  B, L, H, d = q.shape
+  if window is None or 2 * window >= L or implementation == "cudnn":
+    if L > 2 * _BLOCK and target_platform() == "cpu":
+      return _by_blocks(q, k, v, documents, window, implementation)
+    mask = None
+    if documents is not None:
+      index = jnp.arange(L, dtype=jnp.int32)
+      mask = causal_mask(index[:, None], index[None, :], window)[None]
+      mask = mask & (documents[:, :, None] == documents[:, None, :])
+    return attend(q, k, v, mask, implementation, window)
+
+  # Blocks of `window` tokens see themselves and the block before: L * 2 window scores, not L * L.
+  n = -(-L // window)
+  pad = n * window - L
+  q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
+  index = jnp.arange(n * window, dtype=jnp.int32)[None, :]
+  documents = (
+    jnp.zeros_like(index)
+    if documents is None
+    else jnp.pad(documents, ((0, 0), (0, pad)), mode="edge")
+  )
+  documents, index = jnp.broadcast_arrays(documents, jnp.broadcast_to(index, (B, n * window)))
+
+  def blocks(x, before):
+    x = x.reshape(B, n, window, *x.shape[2:])
+    if before is not None:
+      first = jnp.full_like(x[:, :1], before)
+      x = jnp.concatenate([jnp.concatenate([first, x[:, :-1]], axis=1), x], axis=2)
+    return x.reshape(B * n, *x.shape[2:])
+
+  # The block before the first has index -window, out of every window.
+  mask = causal_mask(blocks(index, None)[:, :, None], blocks(index, -window)[:, None, :], window)
+  mask = mask & (blocks(documents, None)[:, :, None] == blocks(documents, -1)[:, None, :])
+  o = attend(blocks(q, None), blocks(k, 0), blocks(v, 0), mask, implementation)
+  return o.reshape(B, n * window, H, d)[:, :L]
+
+
+def _by_blocks(q, k, v, documents, window, implementation):
+  """Scores of one block of queries at a time, computed again in the backward.
+
+  They stay in the cache, and of those that the mask would drop only some are computed.
+  """
+  B, L = q.shape[:2]
+  count = -(-L // _BLOCK)
+  pad = count * _BLOCK - L
+  fold = lambda x: jnp.moveaxis(x.reshape(B, count, _BLOCK, *x.shape[2:]), 1, 0)
+  queries = fold(jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0))))
+  index = jnp.arange(count * _BLOCK, dtype=jnp.int32).reshape(count, _BLOCK)
+  own = None if documents is None else fold(jnp.pad(documents, ((0, 0), (0, pad)), mode="edge"))
+  outputs, size = [], -(-count // _GROUPS)
+  for first in range(0, count, size):
+    last = min(first + size, count)
+    end = min(last * _BLOCK, L)
+
+    @jax.checkpoint
+    def block(x, k, v, end=end):
+      q, index, own = x
+      mask = causal_mask(index[:, None], jnp.arange(end, dtype=jnp.int32)[None, :], window)[None]
+      if own is not None:
+        mask = mask & (own[:, :, None] == documents[:, None, :end])
+      return attend(q, k, v, jnp.broadcast_to(mask, (B, *mask.shape[1:])), implementation)
+
+    part = jax.tree.map(lambda x: x[first:last], (queries, index, own))
+    outputs.append(lax.map(lambda x: block(x, k[:, :end], v[:, :end]), part))
+  o = jnp.moveaxis(jnp.concatenate(outputs), 0, 1)
+  return o.reshape(B, count * _BLOCK, *o.shape[3:])[:, :L]

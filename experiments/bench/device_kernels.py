@@ -1,0 +1,139 @@
+"""Every kernel as a function to check and to time, with its inputs and its definition."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deltanet_jax.ops import causal_attention, delta_rule, delta_rule_step, numerics
+from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
+
+# Implementations of each platform; "unfused" is the paper's design around a UT kernel.
+RULES = {"tpu": ("pallas_tpu",), "gpu": ("pallas_gpu", "pallas_gpu unfused", "triton")}
+KERNELS = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  spec: Spec
+  ugly: tuple[str, ...]
+  ugly_length: int
+  chunk: int | None
+  dtypes: dict[str, tuple[str, ...]]  # of plain and of full inputs
+
+
+# On a device its own chunks and more than one of them, off their grid; interpreted as small as can
+# be: every program compiles for seconds there.
+DEVICE = Sizes(Spec(B=2, L=1000, H=4, dk=128), UGLY, 4096, None, dict(plain=DTYPES, full=DTYPES))
+INTERPRETED = Sizes(
+  Spec(B=1, L=40, H=1, Hv=2, dk=16, dv=32),
+  ("identical_beta_2",),
+  256,
+  32,
+  dict(plain=("float32",), full=DTYPES),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One kernel with one kind of inputs in one dtype."""
+
+  kernel: str
+  inputs: str
+  dtype: str
+  arrays: dict
+  run: Callable  # (**arrays) -> outputs, by the kernel
+  truth: Callable  # the same by the definition
+  plain: Callable | None  # by plain XLA, to compare its time
+  gradients: bool = True
+
+  @property
+  def key(self) -> dict[str, str]:
+    return dict(kernel=self.kernel, inputs=self.inputs, dtype=self.dtype)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    return ("o",) if self.kernel.startswith("attention") else ("o", "S")
+
+
+def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
+  """All of them; the first kernel that is broken need not be the last one checked.
+
+  Args:
+    triton: whether jax-triton is there; it has no interpreter.
+  """
+  sizes = INTERPRETED if interpret else DEVICE
+  options = dict(interpret=True) if interpret else {}
+  for platform in platforms:
+    for name in RULES[platform]:
+      if name != "triton" or triton:
+        yield from _rules(name, sizes, options)
+    yield from _others(KERNELS[platform], sizes, options)
+
+
+def _rules(name, sizes, options):
+  if name.endswith("unfused"):
+    from pallas_kernels.delta_rule import delta_rule_gpu
+
+    run = functools.partial(delta_rule_gpu, fused=False, chunk=sizes.chunk, **options)
+  else:
+    run = functools.partial(delta_rule, implementation=name, chunk=sizes.chunk, **options)
+  truth = functools.partial(delta_rule, implementation="recurrent")
+  plain = functools.partial(delta_rule, implementation="chunkwise")
+  full = dataclasses.replace(sizes.spec, gate="scalar", packed=True)
+  make = functools.partial(Case, kernel=name, run=run, truth=truth, plain=plain)
+  for inputs, spec in (("plain", sizes.spec), ("full", full)):
+    for dtype in sizes.dtypes[inputs]:
+      yield make(inputs=inputs, dtype=dtype, arrays=random_inputs(spec))
+  for kind in sizes.ugly:
+    arrays = ugly_inputs(kind, L=sizes.ugly_length)
+    yield make(inputs=kind, dtype="float32", arrays=arrays, plain=None)
+
+
+def _others(name, sizes, options):
+  """A decoding step, and attention, which serves bfloat16 alone."""
+  one = random_inputs(dataclasses.replace(sizes.spec, L=1, gate="scalar"))
+  token = {f"{n}_t": x[:, 0] for n, x in one.items() if n != "S0"} | dict(S=one["S0"])
+  step = functools.partial(delta_rule_step, implementation=name, **options)
+  exact = functools.partial(delta_rule_step, implementation="recurrent")
+  for dtype in DTYPES:
+    yield Case(f"step {name}", "full", dtype, token, step, exact, exact, gradients=False)
+  rng = np.random.default_rng(0)
+  L, d = sizes.spec.L, min(sizes.spec.dk, 64)
+  arrays = {n: rng.standard_normal((2, L, 2, d)) for n in "qkv"}
+  ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
+  attend = lambda implementation, **more: (
+    lambda **x: (causal_attention(**x, implementation=implementation, **more),)
+  )
+  for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
+    run, plain = attend(name, **options), attend("plain")
+    yield Case(f"attention {name}", inputs, "bfloat16", arrays | more, run, plain, plain)
+
+
+def rounded(case: Case) -> dict[str, jax.Array]:
+  """Its inputs in its dtype, a state in float32."""
+  arrays = {("S0" if name == "S" else name): x for name, x in case.arrays.items()}
+  found = numerics.cast(arrays, case.dtype)
+  return {("S" if "S" in case.arrays and name == "S0" else name): x for name, x in found.items()}
+
+
+def program(case: Case, f: Callable) -> Callable[[dict], dict]:
+  """Outputs of f, and where the case has them all gradients for random cotangents; compiled."""
+  if not case.gradients:
+    return jax.jit(lambda x: dict(zip(case.names, f(**x))))
+  run = numerics.with_gradients(f, case.names)
+  return lambda x: run(x, numerics.random_cotangents(f, x))
+
+
+def truth(case: Case) -> dict[str, np.ndarray]:
+  """What float64 gives on the host, from the rounded inputs."""
+  with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    wide = {
+      name: np.asarray(x, np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
+      for name, x in rounded(case).items()
+    }
+    return jax.tree.map(np.asarray, program(case, case.truth)(jax.tree.map(jnp.asarray, wide)))

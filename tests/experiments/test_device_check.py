@@ -1,0 +1,60 @@
+"""The command that proves kernels on hardware, with kernels that are interpreted."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from experiments import device_check
+from experiments.bench import device_kernels
+from pallas_kernels import measured_tiles
+from pallas_kernels.delta_rule.pallas_gpu.tiles import ALTERNATIVES, TILES, Tile, tile_for
+
+
+def case(kernel, inputs="plain", dtype="float32"):
+  found = device_kernels.cases(("tpu", "gpu"), interpret=True, triton=False)
+  key = dict(kernel=kernel, inputs=inputs, dtype=dtype)
+  return next(x for x in found if x.key == key)
+
+
+def test_every_kernel_is_checked():
+  names = {x.kernel for x in device_kernels.cases(("tpu", "gpu"), True, False)}
+  rules = {"pallas_tpu", "pallas_gpu", "pallas_gpu unfused"}
+  assert names == rules | {f"{x} {y}" for x in ("step", "attention") for y in rules if " " not in y}
+  assert "triton" in {x.kernel for x in device_kernels.cases(("gpu",), False, True)}
+
+
+@pytest.mark.parametrize("kernel", ["step pallas_gpu", "step pallas_tpu"])
+def test_a_broken_kernel_fails(kernel):
+  own = case(kernel, "full")
+  assert device_check.check(own)["passes"]
+
+  def broken(**arrays):
+    o, S = own.run(**arrays)
+    return o, S * 1.0001
+
+  found = device_check.check(dataclasses.replace(own, run=broken))
+  assert not found["passes"] and found["of"] == "S" and found["repeats"]
+  raising = device_check.check(dataclasses.replace(own, run=lambda **_: 1 / 0))
+  assert not raising["passes"] and raising["error"] == "division by zero"
+  no_times = dict(seconds=None, plain_seconds=None)
+  text = device_check.show([(own.key, found | no_times)])
+  assert "FAIL" in text and "pass" not in text
+
+
+def test_measured_tiles_are_taken(tmp_path, monkeypatch):
+  k = jnp.zeros((1, 2, 1, 128), jnp.bfloat16)
+  own = TILES["bfloat16", 128]["intra"]
+  monkeypatch.setattr(measured_tiles, "FILE", tmp_path / "tiles.json")
+  measured_tiles._read.cache_clear()
+  name = measured_tiles.name("intra", "bfloat16", 128)
+  measured_tiles.write("some GPU", {name: tuple(ALTERNATIVES["intra"])})
+  assert tile_for("intra", k) == own  # no GPU here
+  device = type("Device", (), dict(device_kind="some GPU"))
+  monkeypatch.setattr(measured_tiles.jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(measured_tiles.jax, "devices", lambda: [device])
+  assert tile_for("intra", k) == ALTERNATIVES["intra"]
+  with measured_tiles.forced({"intra": (16, 16, 2, 1)}):
+    assert tile_for("intra", k) == Tile(16, 16, 2)
+  assert tile_for("fwd", k) == TILES["bfloat16", 128]["fwd"]
+  measured_tiles._read.cache_clear()

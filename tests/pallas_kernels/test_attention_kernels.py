@@ -1,0 +1,97 @@
+"""Attention by the kernels that jax ships, interpreted, against plain products in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.ops import causal_attention
+from deltanet_jax.ops.numerics import REL_RMS, rel_rms
+from pallas_kernels.attention.splash import choose_block
+
+KERNELS = ("pallas_tpu", "pallas_gpu")
+
+
+def inputs(L, H=2, Hk=1, d=16, B=2):
+  rng = np.random.default_rng(0)
+  rounded = lambda heads: jnp.asarray(rng.standard_normal((B, L, heads, d)), "bfloat16")
+  ids = np.cumsum(rng.random((B, L)) < 4 / L, axis=1) % 3  # some ids come back
+  return (rounded(H), rounded(Hk), rounded(Hk)), jnp.asarray(ids, jnp.int32)
+
+
+def value_and_gradients(args, **options):
+  f = lambda args: causal_attention(*args, **options)
+
+  @jax.jit
+  def run(args):
+    o, pull = jax.vjp(f, args)
+    return o, *pull(jnp.cos(o))[0]
+
+  return run(args)
+
+
+# Rows off and on the grid of blocks, more than one block; heads that share keys and that do not.
+CASES = [
+  ("pallas_tpu", 200, None, True, 1),
+  ("pallas_tpu", 256, 70, True, 2),
+  ("pallas_tpu", 40, 7, False, 2),
+  ("pallas_gpu", 200, None, True, 1),
+  ("pallas_gpu", 40, 50, False, 2),
+]
+
+
+@pytest.mark.parametrize("implementation,L,window,packed,Hk", CASES)
+def test_kernel_equals_plain_products(implementation, L, window, packed, Hk):
+  args, ids = inputs(L, Hk=Hk)
+  options = dict(window=window, segment_ids=ids if packed else None)
+  got = value_and_gradients(args, implementation=implementation, interpret=True, **options)
+  wide = tuple(x.astype("float64") for x in args)
+  want = value_and_gradients(wide, implementation="plain", **options)
+  errors = [rel_rms(x, y) for x, y in zip(got, want, strict=True)]
+  o, gradients = REL_RMS["bfloat16"]
+  assert errors[0] <= o and max(errors[1:]) <= gradients, errors
+  assert all(x.dtype == jnp.bfloat16 for x in got)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_second_order_and_vmap(implementation):
+  """The second derivative is that of plain products; members are rows."""
+  args, ids = inputs(24, Hk=1, B=1)
+
+  def squares(args, ids, **options):
+    f = lambda args: jnp.sin(causal_attention(*args, segment_ids=ids, **options).astype("float32"))
+    return sum((x.astype("float32") ** 2).sum() for x in jax.grad(lambda a: f(a).sum())(args))
+
+  kernel = dict(implementation=implementation, interpret=True)
+  got = jax.jit(jax.grad(lambda x: squares(x, ids, **kernel)))(args)
+  want = jax.jit(jax.grad(lambda x: squares(x, ids, implementation="plain")))(args)
+  for x, y in zip(got, want):
+    assert rel_rms(x, y) < 2 * REL_RMS["bfloat16"][1]
+  stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)
+  run = lambda x: causal_attention(*x, segment_ids=ids, **kernel)
+  both = jax.jit(jax.vmap(run))(stacked)
+  np.testing.assert_array_equal(both[1], jax.jit(run)(jax.tree.map(lambda x: 2 * x, args)))
+
+
+def test_refusals():
+  (q, k, v), _ = inputs(8)
+  narrow = [x.astype("float32") for x in (q, k, v)]
+  wide = [jnp.zeros((1, 8, 1, 257), "bfloat16")] * 3
+  for implementation in KERNELS:
+    with pytest.raises(ValueError, match=f"{implementation} takes q, k, v of one dtype, bfloat16"):
+      causal_attention(*narrow, implementation=implementation)
+    with pytest.raises(ValueError, match="channels, got 257; use implementation="):
+      causal_attention(*wide, implementation=implementation)
+    with pytest.raises(ValueError, match="compiled for a CPU"):
+      causal_attention(q, k, v, implementation=implementation)
+  with pytest.raises(ValueError, match="pallas_gpu has no window, and 3 is less than the 8"):
+    causal_attention(q, k, v, window=3, implementation="pallas_gpu")
+  with pytest.raises(ValueError, match="'plain' is none"):
+    causal_attention(q, k, v, implementation="plain", interpret=True)
+
+
+@pytest.mark.parametrize(
+  "length,block", [(1, 128), (512, 512), (513, 128), (2048, 512), (2049, 256)]
+)
+def test_blocks(length, block):
+  assert choose_block(length) == block

@@ -1,0 +1,102 @@
+"""Kernels in interpret mode under JAX's transformations: reverse mode twice, scans, `vmap`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+
+from deltanet_jax.ops import delta_rule
+from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.numerics import rel_rms
+from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
+from tests.support.delta_rule import jax_inputs
+
+RULES = {
+  "tpu": functools.partial(delta_rule_tpu, chunk=16, interpret=True),
+  "gpu": functools.partial(delta_rule_gpu, chunk=16, interpret=True),
+  "gpu unfused": functools.partial(delta_rule_gpu, chunk=16, interpret=True, fused=False),
+}
+EXACT = functools.partial(delta_rule, implementation="recurrent")
+# Each compiles for ten seconds: `make test` has one backend of each kind.
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+SPEC = Spec(B=1, L=20, H=1, Hv=2, dk=8, gate="scalar", packed=True)
+
+
+def gradients(rule, inputs, ids):
+  """Of a loss that no output leaves out and that is not linear in any."""
+  loss = lambda x: sum(jnp.sin(y).sum() for y in rule(**x, segment_ids=ids))
+  return jax.grad(loss)(inputs)
+
+
+def squares(rule, inputs, ids):
+  return sum((x * x).sum() for x in gradients(rule, inputs, ids).values())
+
+
+def split_inputs(spec=SPEC, seed=0):
+  inputs = jax_inputs(spec, seed, dtype="float32")
+  return inputs, inputs.pop("segment_ids", None)
+
+
+@pytest.mark.parametrize("backend", [SLOW("tpu"), SLOW("gpu"), "gpu unfused"])
+def test_second_order(backend):
+  inputs, ids = split_inputs()
+  got = jax.jit(jax.grad(functools.partial(squares, RULES[backend])))(inputs, ids)
+  want = jax.jit(jax.grad(functools.partial(squares, EXACT)))(inputs, ids)
+  errors = {name: rel_rms(got[name], want[name]) for name in want}
+  assert max(errors.values()) < 2e-5, errors
+
+
+@pytest.mark.parametrize("backend", ["tpu", SLOW("gpu")])
+def test_second_order_of_scanned_layers(backend):
+  """As in a model whose layers are scanned, each computed again in the backward."""
+  inputs, ids = split_inputs(Spec(B=1, L=20, H=1, dk=8, packed=True))
+
+  def loss(rule, inputs):
+    @jax.checkpoint
+    def layer(v, scale):
+      return rule(**(inputs | dict(v=v)), segment_ids=ids)[0] * scale, None
+
+    return jnp.sin(lax.scan(layer, inputs["v"], jnp.asarray([1.0, 2.0], "float32"))[0]).sum()
+
+  def twice(rule):
+    grads = jax.grad(functools.partial(loss, rule))
+    return jax.jit(jax.grad(lambda x: sum((g * g).sum() for g in grads(x).values())))(inputs)
+
+  got, want = (
+    twice(RULES[backend]),
+    twice(functools.partial(delta_rule, implementation="recurrent")),
+  )
+  errors = {name: rel_rms(got[name], want[name]) for name in want}
+  assert max(errors.values()) < 2e-5, errors
+
+
+@pytest.mark.parametrize("backend", [SLOW("tpu"), "gpu", SLOW("gpu unfused")])
+def test_members_of_vmap_are_rows(backend):
+  """One call with the rows of all members; what they share is repeated."""
+  members = [split_inputs(seed=seed) for seed in range(2)]
+  shared = members[0][0]["v"]
+  stacked, ids = jax.tree.map(lambda *x: jnp.stack(x), *members)
+  stacked.pop("v")
+  run = lambda x, ids: gradients(RULES[backend], x | dict(v=shared), ids)
+  program = jax.jit(jax.vmap(run)).trace(stacked, ids)
+  got = program.lower().compile()(stacked, ids)
+  for i, (inputs, own) in enumerate(members):
+    want = jax.jit(run)({name: x for name, x in inputs.items() if name != "v"}, own)
+    for name in want:
+      np.testing.assert_allclose(got[name][i], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+  # A batch of two rows in the grid, and no axis more than without `vmap`.
+  alone = jax.jit(run).trace(stacked | jax.tree.map(lambda x: x[0], stacked), ids[0])
+  axes = lambda program: {len(grid) for grid in _grids(program.jaxpr.jaxpr)}
+  assert axes(program) == axes(alone)
+
+
+def _grids(jaxpr):
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "pallas_call":
+      yield eqn.params["grid_mapping"].grid
+    for inner in jaxprs_in_params(eqn.params):
+      yield from _grids(inner)
