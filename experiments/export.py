@@ -10,6 +10,7 @@ DeltaNet, with or without attention in some of the layers.
 
 from absl import flags
 
+from deltanet_jax.data import load_tokenizer
 from deltanet_jax.interop import save_fla
 from deltanet_jax.train import load_trained, save_weights
 from experiments.lib import app
@@ -25,7 +26,9 @@ def main():
   if _FORMAT.value == "orbax":
     save_weights(trained, _OUTPUT.value)
   else:
-    save_fla(trained.model, _OUTPUT.value)
+    name = trained.tokenizer
+    beside = {} if name is None else load_tokenizer(name, trained.folder).files()
+    save_fla(trained.model, _OUTPUT.value, beside=beside)
   print(f"wrote the model after step {trained.step} to {_OUTPUT.value}")
 
 

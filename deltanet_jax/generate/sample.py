@@ -22,7 +22,7 @@ class Sampling:
     if self.top_k is not None and self.top_k < 1:
       raise ValueError(f"top_k is {self.top_k}, expected at least 1.")
     if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise ValueError(f"top_p is {self.top_p}, expected a probability above 0.")
+      raise ValueError(f"top_p is {self.top_p}, expected a probability above 0, at most 1.")
     for name in ("top_k", "top_p"):
       value = getattr(self, name)
       if self.temperature == 0 and value is not None:

@@ -5,6 +5,7 @@ Of DeltaNet and Gated DeltaNet, with or without attention in some of the layers.
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -78,7 +79,10 @@ def load_fla(checkpoint: str | pathlib.Path, dtype: str | None = None) -> LM:
 
 
 def save_fla(
-  model: LM, folder: str | pathlib.Path, dtype: Literal["float32", "bfloat16"] | None = None
+  model: LM,
+  folder: str | pathlib.Path,
+  dtype: Literal["float32", "bfloat16"] | None = None,
+  beside: Mapping[str, bytes] | None = None,
 ):
   """Writes config.json and model.safetensors to a new folder; they load as the same model.
 
@@ -87,6 +91,7 @@ def save_fla(
   Args:
     dtype: of the tensors. None takes bfloat16 if the model computes in it and no weight would be
       rounded, float32 else.
+    beside: more files by name, such as a tokenizer's (`Tokenizer.files`).
   """
   options = to_fla(model.cfg)
   if dtype not in (None, "float32", "bfloat16"):
@@ -103,6 +108,8 @@ def save_fla(
       safetensors.numpy.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     except safetensors.SafetensorError as e:
       raise OSError(f"{folder} cannot be written ({e}): name a folder that can.") from e
+    for name, content in (beside or {}).items():
+      (new / name).write_bytes(content)
     config = new / "config.json"
     config.write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
     # safetensors leaves its file to its owner alone.

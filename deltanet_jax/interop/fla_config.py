@@ -82,6 +82,11 @@ def from_fla(options: dict) -> ModelConfig:
 def _checked(options: dict) -> tuple[dict, Family, str]:
   """Every option that counts, the family and the dtype, or an error."""
   kind = options.get("model_type")
+  if kind is None and "config" in options:
+    raise ValueError(
+      "config.json is that of a run or an export of this library, not of a public checkpoint: give"
+      " its folder as --workdir, or to load_trained."
+    )
   if kind not in FAMILIES:
     raise ValueError(f"config.json has model_type = {kind!r}, expected one of {list(FAMILIES)}.")
   family = FAMILIES[kind]

@@ -127,7 +127,7 @@ class LinearAttentionMixer(MatrixStateMixer):
 
 
 class DPLRMixer(MatrixStateMixer):
-  """A mixer whose transition is diagonal plus low rank; the settings have chunk."""
+  """A mixer whose transition is diagonal plus low rank; the settings have chunk, implementation."""
 
   engine = "dplr"
   efficient_form = "chunkwise, UT"
@@ -141,7 +141,7 @@ class DPLRMixer(MatrixStateMixer):
     """(o, S) from "S" of the state or from nothing; g is per key channel."""
 
     def rule(q, k, v, a, b, g, S0, segment_ids):
-      form = "recurrent" if q.shape[1] == 1 else None
+      form = "recurrent" if q.shape[1] == 1 else self.cfg.implementation
       options = dict(scale=scale, chunk=self.cfg.chunk, implementation=form)
       return dplr(q, k, v, a, b, g=g, S0=S0, segment_ids=segment_ids, **options)
 

@@ -94,10 +94,15 @@ def running_max(log_f, log_i, m0, segment_ids):
   if segment_ids is not None:
     begins = begins | changes(segment_ids)
   begins = begins[..., None]
-  # What begins a document depends on nothing before it.
+  begins = jnp.broadcast_to(begins, log_f.shape)
   fresh = jnp.maximum(log_f + before, log_i)
-  elements = jnp.where(begins, -jnp.inf, log_f), jnp.where(begins, fresh, log_i)
-  combine = lambda one, two: (one[0] + two[0], jnp.maximum(one[1] + two[0], two[1]))
-  _, m = lax.associative_scan(combine, elements, axis=1)
+
+  def combine(one, two):
+    # What begins a document depends on nothing before it, be it NaN.
+    m = jnp.where(two[2], two[1], jnp.maximum(one[1] + two[0], two[1]))
+    return one[0] + two[0], m, one[2] | two[2]
+
+  elements = jnp.where(begins, 0, log_f), jnp.where(begins, fresh, log_i), begins
+  _, m, _ = lax.associative_scan(combine, elements, axis=1)
   shifted = jnp.concatenate([m0[:, None], m[:, :-1]], axis=1)
   return jnp.where(begins, before, shifted), m

@@ -42,10 +42,11 @@ class GSAConfig(MixerConfig):
   expand_v: float = 1.0
   slots: int = 64  # per head
   gate_temperature: float = 8.0  # log decay = log sigmoid / temperature
+  norm_eps: float = 1e-5  # of the norm of all heads together
   chunk: int = 64
 
   def validate(self):
-    check_positive(self, "heads", "expand_k", "expand_v", "slots", "gate_temperature")
+    check_positive(self, "heads", "expand_k", "expand_v", "slots", "gate_temperature", "norm_eps")
     check_chunk(self.chunk)
 
 
@@ -145,9 +146,10 @@ class GSA(SlotMixer):
   readout = "o_t = Sᵛ_t softmax(Sᵏ_t q_t)"
 
   def __init__(self, cfg: GSAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
+    del eps  # the norm inside has its own
     super().__init__(cfg, width, std=std, rngs=rngs)
     inner = self.heads * self.value_size
-    self.norm = RMSNorm(inner, "heads", eps=eps)
+    self.norm = RMSNorm(inner, "heads", eps=cfg.norm_eps)
     self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):

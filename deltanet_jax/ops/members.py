@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
+
 
 def members_as_rows(f):
   """f, of arrays whose first axis counts rows or groups of rows, or of a flag for all of them.
 
   Under `jax.vmap` it is called once with the rows of all members, and a flag is that of any member;
   a `lax.cond` on the flag then still runs one branch, and what f works on together stays small.
-  Reverse mode is that of f itself.
+  Reverse mode is that of f itself; forward mode is refused.
   """
 
   @custom_vmap
@@ -36,7 +39,7 @@ def members_as_rows(f):
     return pull(cotangents)
 
   differentiable.defvjp(lambda *args: (batched(*args), args), backward)
-  return differentiable
+  return lambda *args: differentiable(*reverse_only(args, NO_FORWARD_MODE))
 
 
 def _fold(x):

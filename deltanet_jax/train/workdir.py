@@ -46,6 +46,8 @@ def check(
       raise ValueError(f"{workdir} is a file: name a folder.")
     if workdir.exists() and any(p.name not in _BEFORE for p in workdir.iterdir()):
       raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
+    if extend:
+      raise ValueError(f"{workdir} has no run to extend: name its folder, or leave extend out.")
     return
   values = _read(path)
   if "identity" not in values:

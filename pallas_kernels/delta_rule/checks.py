@@ -4,9 +4,8 @@ import jax.numpy as jnp
 
 # What forward mode meets, in kernels and in all forms whose backward is written by hand.
 NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.jacfwd, jax.linearize) is for the delta rule with"
-  ' implementation="recurrent", in a model a setting of its mixer: the faster forms have a backward'
-  " by hand instead."
+  'forward mode (jax.jvp, jax.hessian, jax.linearize) is for implementation="recurrent",'
+  " in a model a setting of its mixer: the faster forms have a backward by hand instead."
 )
 MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 

@@ -142,6 +142,7 @@ REFUSED = {
   "norm first": (dict(norm_first=True), "norm_first = True"),
   "unknown": (dict(rotary=True), "rotary"),
   "other model": (dict(model_type="gla"), r"model_type = 'gla', expected one of"),
+  "a run": (dict(model_type=None, config={}), "that of a run or an export .* --workdir"),
   "norm": (dict(qk_norm="l3"), "qk_norm"),
   "activation": (dict(qk_activation="gelu"), "qk_activation"),
   "dtype": (dict(dtype="float16"), "float16"),

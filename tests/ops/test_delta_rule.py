@@ -370,8 +370,10 @@ def test_second_order_gradients(gate):
   got, want = hessian_row("chunkwise"), hessian_row("recurrent")
   for name in want:
     assert rel_rms(got[name], want[name]) < 1e-10, name
-  with pytest.raises(TypeError, match=r'forward mode.* with implementation="recurrent"'):
-    jax.jvp(lambda v: delta_rule(**{**inputs, "v": v})[0], (inputs["v"],), (inputs["v"],))
+  loss = lambda v: jnp.sin(delta_rule(**{**inputs, "v": v})[0]).sum()
+  for function in (loss, jax.grad(loss)):
+    with pytest.raises(TypeError, match=r'forward mode.* is for implementation="recurrent"'):
+      jax.jvp(function, (inputs["v"],), (inputs["v"],))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

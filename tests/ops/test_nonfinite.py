@@ -12,6 +12,7 @@ from deltanet_jax.ops import (
   cached_attention,
   causal_attention,
   delta_rule,
+  dplr,
   init_cache,
   linear_attention,
   selective_scan,
@@ -32,19 +33,20 @@ def draw(*shape):
   return RNG.standard_normal((1, L, *shape))
 
 
+def only(inputs, names):
+  return {name: inputs[name] for name in names}
+
+
 DELTA = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="scalar"))
 VECTOR = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="vector"))
 ROWS = dict(q=draw(2, 4), k=draw(1, 4), v=draw(1, 4))
 SCAN = dict(u=draw(3), dt=np.abs(draw(3)), B=draw(2), C=draw(2))
+DPLR = only(VECTOR, ("q", "k", "v", "g", "S0")) | dict(a=0.3 * draw(2, 4), b=0.3 * draw(2, 4))
 A = jnp.asarray(-np.abs(RNG.standard_normal((3, 2))))
 
 
 def attend_to_cache(**x):
   return cached_attention(**x, cache=init_cache(1, L, 1, 4, "float64"))
-
-
-def only(inputs, names):
-  return {name: inputs[name] for name in names}
 
 
 # The inputs whose token writes what later ones see, then those that only read.
@@ -70,6 +72,8 @@ FORMS = {
     "C",
   ),
   "scan chunkwise": (functools.partial(selective_scan, A=A, chunk=8), SCAN, "C"),
+  "dplr recurrent": (functools.partial(dplr, implementation="recurrent"), DPLR, "q"),
+  "dplr chunkwise": (functools.partial(dplr, chunk=8), DPLR, "q"),
   "conv": (lambda x, **ids: (short_conv(x, jnp.ones((4, 3)), **ids)[0], 0.0), dict(x=draw(3)), ""),
 }
 
@@ -101,7 +105,7 @@ def test_operators(name):
 
 
 def test_a_spoiled_state_is_of_the_first_document():
-  for name in ("delta parallel", "linear chunkwise"):
+  for name in ("delta parallel", "linear chunkwise", "dplr chunkwise"):
     f, inputs, _ = FORMS[name]
     inputs = jax.tree.map(jnp.asarray, dict(inputs))
     S0 = jnp.zeros((1, 2, 4, 6)).at[0, 1, 2, 3].set(jnp.inf)
@@ -110,7 +114,7 @@ def test_a_spoiled_state_is_of_the_first_document():
     assert np.isfinite(o[:, LENGTHS[0] :]).all() and np.isfinite(S).all()
 
 
-@pytest.mark.parametrize("family", ["deltanet", "gla-conv", "mamba", "transformer"])
+@pytest.mark.parametrize("family", ["deltanet", "gla-conv", "mamba", "mlstm", "transformer"])
 def test_models(family):
   """One token's embedding is NaN: earlier logits and other documents do not know of it."""
   changes = dict(implementation="recurrent") if family == "deltanet" else {}

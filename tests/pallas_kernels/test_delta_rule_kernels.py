@@ -209,7 +209,7 @@ def test_on_a_cpu_a_kernel_says_what_to_use(implementation, jit):
 def test_forward_mode_is_refused(implementation):
   inputs = {name: jnp.ones(shape, "float32") for name, shape in TOKENS.items()}
   f = functools.partial(delta_rule, implementation=implementation, interpret=True)
-  with pytest.raises(TypeError, match=r'forward mode.* with implementation="recurrent"'):
+  with pytest.raises(TypeError, match=r'forward mode.* is for implementation="recurrent"'):
     jax.jvp(lambda x: f(**x), (inputs,), (inputs,))
 
 

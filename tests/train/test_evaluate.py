@@ -138,6 +138,10 @@ def test_a_tokenizer_of_ones_own_through_every_command(kind, tmp_path):
   command("evaluate", f"--workdir={run}", f"--corpus={tmp_path}/moved", "--split=train", out)
   command("export", f"--workdir={run}", f"--output={tmp_path}/weights")
   command("evaluate", f"--workdir={tmp_path}/weights", "--input=shipped", "--batches=1", out)
+  # The public format keeps it as well.
+  public = f"{tmp_path}/public"
+  command("export", f"--workdir={run}", f"--output={public}", "--format=safetensors")
+  assert command("generate", f"--checkpoint={public}", "--text=7 words").startswith("7 words")
   rows = [json.loads(row) for row in (tmp_path / "out/rows.jsonl").read_text().splitlines()]
   by_split = {row["key"]["split"]: row["figures"] for row in rows if row["key"]["model"] == "run"}
   own = last(run)

@@ -24,6 +24,8 @@ def note(workdir):
 
 def test_the_run_goes_on(corpus, tmp_path, monkeypatch):
   run, said, read = tmp_path / "run", [], []
+  with pytest.raises(ValueError, match="run has no run to extend"):
+    train_on(corpus, longer(), run, extend=True)
   train_on(corpus, tiny(), run)
   batch = CorpusTask.batch
   monkeypatch.setattr(CorpusTask, "batch", lambda *a: read.append(a[1]) or batch(*a))

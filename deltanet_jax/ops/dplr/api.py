@@ -16,6 +16,9 @@ from deltanet_jax.ops.checks import (
 from deltanet_jax.ops.documents import changes, number_documents
 from deltanet_jax.ops.dplr import chunkwise, reference
 from deltanet_jax.ops.dtypes import products_for, state_dtype
+from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 
 Implementation = Literal["recurrent", "chunkwise"]
 
@@ -39,7 +42,7 @@ def dplr(
   The paper writes the transition of the transposed state, D_t - a_t b_t^T. Whether it contracts is
   the caller's business: b a positive multiple of a, small enough, is one way. The delta rule
   is a = exp(g) k, b = beta k with beta v for v; linear attention is a = b = 0. Gradients flow to
-  q, k, v, a, b, g and S0, by reverse mode.
+  q, k, v, a, b, g and S0, by reverse mode; forward mode (jvp) is for "recurrent".
 
   Args:
     g: log decay (<= 0) per head, or per head and key channel.
@@ -66,10 +69,16 @@ def dplr(
   documents = None if segment_ids is None else number_documents(segment_ids)
   S0 = jnp.zeros((B, H, dk, v.shape[3]), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
+    q, k, v, a, b, g, S0 = reverse_only((q, k, v, a, b, g, S0), NO_FORWARD_MODE)
+    bad, before = spoiled(k, v, a, b, gate=g), spoiled(S0[:, None])[:, 0]
+    k, v, a, b, S0 = map(finite, (k, v, a, b, S0))
     if segment_ids is not None:
       # A document's first token has no state before it to read.
       a = jnp.where(changes(segment_ids)[:, :, None, None], 0, a)
-    return chunkwise.chunkwise(q, k, v, a, b, g, S0, documents, scale=float(scale), chunk=chunk)
+    options = dict(scale=float(scale), chunk=chunk)
+    o, S = chunkwise.chunkwise(q, k, v, a, b, finite_gate(g), S0, documents, **options)
+    seen = reach(bad, documents, before=before)
+    return spoil(o, S, seen, seen)
   q, k, wide_v, a, b = (x.astype(dtype) for x in (q * scale, k, v, a, b))
   g = None if g is None else g.astype(dtype)
   with products_for(v.dtype):

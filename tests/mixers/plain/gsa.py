@@ -12,6 +12,7 @@ CHANGES = [
   ("jax.nn.silu(merge_heads(o))", "merge_heads(o)"),
   ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
   ("h=g, scale=scale", "h=None, scale=scale"),
+  ("norm_eps: float = 1e-5", "norm_eps: float = 1e-3"),
 ]
 
 
@@ -33,4 +34,4 @@ def plain(mixer, x):
       slot_keys[h] = keep * slot_keys[h] + (1 - keep) * k[t, h]
       slot_values[h] = keep * slot_values[h] + (1 - keep) * v[t, h]
       o[t, h] = softmax(slot_keys[h] @ q[t, h]) @ slot_values[h]
-  return linear(mixer.out, rms_norm(silu(o.reshape(len(x), -1)), mixer.norm.scale))
+  return linear(mixer.out, rms_norm(silu(o.reshape(len(x), -1)), mixer.norm.scale, 1e-5))
