@@ -23,7 +23,8 @@ def tables(rows: list[dict]) -> str:
     lines.append([*cells, x["of"] or "–", *ms])
   text = (
     "Relative RMS error against the float64 definition, worst of outputs and all gradients; a"
-    " program runs twice, and its bits must be equal. Interpreted, at small sizes, there are no times.\n\n"
+    " program runs twice, and its bits must be equal. Interpreted, at small sizes, there are no"
+    " times.\n\n"
     f"{table(_HEADER, lines)}"
   )
   if tiles:
