@@ -93,8 +93,12 @@ class Instruction:
     if self.op != "custom-call":
       return None
     target = re.search(r'custom_call_target="([^"]*)"', self.rest)[1]
-    name = re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', self.rest)
-    return (name[1] if name else target) if target in _KERNELS else None
+    if target not in _KERNELS:
+      return None
+    if name := re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', self.rest):
+      return name[1]
+    # A TPU's compiler may lose where a kernel comes from, but names the call after it.
+    return re.sub(r"[.\d]*$", "", self.name) if target == "tpu_custom_call" else target
 
 
 Computation = dict[str, Instruction]

@@ -8,6 +8,7 @@ chunks) is not counted, and said. Needs `pip install -e .[aot]`.
   python -m experiments.ahead.layer_report --preset=deltanet-sliding-1.3b --target=h100 --documents
 """
 
+import collections
 import time
 
 import jax
@@ -58,10 +59,14 @@ def measure(worker: Worker, key: dict) -> dict:
   except RuntimeError as error:  # the compilers' own, or the end of their process
     return dict(error=str(error).strip().split("\n")[0])
   found = sorted(Program(hlo).moves(), key=lambda move: -move.bytes)
+  kernels = collections.Counter()
+  for move in found:
+    if move.kernel:
+      kernels[move.kernel] += move.bytes / unit
   return dict(
     error=None,
     over_input=sum(move.bytes for move in found) / unit,
-    kernels_over_input={move.kernel: move.bytes / unit for move in found if move.kernel},
+    kernels_over_input=dict(kernels),
     loops=sum(" while(" in line for line in hlo.split("\n")),
     largest=[(move.bytes / unit, move.name, move.source) for move in found[: _TOP.value]],
   )

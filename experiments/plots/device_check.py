@@ -22,8 +22,9 @@ def tables(rows: list[dict]) -> str:
     cells = [key["device"], f"`{key['kernel']}`", key["inputs"], key["dtype"], result, error]
     lines.append([*cells, x["of"] or "–", *ms])
   text = (
-    "Relative RMS error against the float64 definition, worst of outputs and all gradients; every"
-    " program ran twice with equal bits. Interpreted, at small sizes, there are no times.\n\n"
+    "Relative RMS error against the float64 definition, worst of outputs and all gradients; a"
+    " program runs twice, and its bits must be equal. Interpreted, at small sizes, there are no"
+    " times.\n\n"
     f"{table(_HEADER, lines)}"
   )
   if tiles:

@@ -6,6 +6,7 @@ Triton reads TRITON_INTERPRET when it is imported, so the kernel runs in a proce
 import concurrent.futures
 import dataclasses
 import multiprocessing
+import threading
 
 import jax
 import ml_dtypes
@@ -58,12 +59,15 @@ def _interpret():
     return interpreter.TensorHandle(a @ b + total.data, total.dtype.scalar)
 
   interpreter.InterpreterBuilder.create_dot = dot
+  # The interpreter replaces functions of Triton while it runs, and XLA calls back from two threads.
+  one_at_a_time = threading.Lock()
 
   def triton_call(*args, kernel, out_shape, grid, compute_capability, **options):
     def run(*args):
       arrays = [np.ascontiguousarray(x) for x in args]
       outputs = [np.full(x.shape, np.nan, x.dtype) for x in out_shape]
-      kernel[grid](*map(Pointer, arrays + outputs), **options)
+      with one_at_a_time:
+        kernel[grid](*map(Pointer, arrays + outputs), **options)
       return outputs
 
     return jax.pure_callback(run, out_shape, *args)
