@@ -71,14 +71,14 @@ def dplr(
   if implementation == "chunkwise":
     q, k, v, a, b, g, S0 = reverse_only((q, k, v, a, b, g, S0), NO_FORWARD_MODE)
     bad, before = spoiled(k, v, a, b, gate=g), spoiled(S0[:, None])[:, 0]
-    k, v, a, b, S0 = map(finite, (k, v, a, b, S0))
+    own = spoiled(q)
+    q, k, v, a, b, S0 = map(finite, (q, k, v, a, b, S0))
     if segment_ids is not None:
       # A document's first token has no state before it to read.
       a = jnp.where(changes(segment_ids)[:, :, None, None], 0, a)
     options = dict(scale=float(scale), chunk=chunk)
     o, S = chunkwise.chunkwise(q, k, v, a, b, finite_gate(g), S0, documents, **options)
-    seen = reach(bad, documents, before=before)
-    return spoil(o, S, seen, seen)
+    return spoil(o, S, reach(bad, documents, before=before), own)
   q, k, wide_v, a, b = (x.astype(dtype) for x in (q * scale, k, v, a, b))
   g = None if g is None else g.astype(dtype)
   with products_for(v.dtype):
