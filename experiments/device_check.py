@@ -25,7 +25,7 @@ from experiments.lib import app, records
 from experiments.lib.tables import table
 
 _INTERPRET = flags.DEFINE_bool("interpret", False, "Run all kernels on the CPU, at small sizes.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds; the best one counts.", lower_bound=1)
+_ROUNDS = 5  # timed; the best one counts
 _ONLY = flags.DEFINE_string("only", None, "Check only kernels whose name begins so.")
 
 
@@ -100,7 +100,7 @@ def _tune(case, device, out):
   from pallas_kernels import measured_tiles
 
   start = time.perf_counter()
-  found = fastest_tiles(case, _ROUNDS.value)
+  found = fastest_tiles(case, _ROUNDS)
   size = case.arrays["k"].shape[-1]
   taken = {
     measured_tiles.name(kernel, case.dtype, size): tuple(x["tile"])
@@ -145,7 +145,7 @@ def main():
     figures = check(case)
     timed = figures["passes"] and case.plain is not None and not _INTERPRET.value
     no_times = dict(seconds=None, plain_seconds=None)
-    figures |= times(case, _ROUNDS.value) if timed else no_times
+    figures |= times(case, _ROUNDS) if timed else no_times
     out.write(dict(device=device) | case.key, figures, time.perf_counter() - start)
     rows.append((case.key, figures))
   print(show(rows))

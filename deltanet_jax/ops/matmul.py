@@ -1,7 +1,6 @@
 """x W for weights W, with a backward whose products need no transposed copies."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from deltanet_jax.ops.dtypes import wide_dtype
 from pallas_kernels.autodiff import backward_by_hand
@@ -17,10 +16,8 @@ def _backward(wide, args, d):
 
 
 @backward_by_hand(_backward, static=(2,), inline=True)
-def matmul(
-  x: Float[Array, "*b i"], kernel: Float[Array, "i o"], wide: bool = False
-) -> Float[Array, "*b o"]:
-  """x W in x's dtype; if `wide` the result, and the sums of the gradients, in float32 (float64).
+def matmul(x, kernel, wide=False):
+  """x [.. i] by W [i o] in x's dtype; if `wide` result and sums of gradients in float32 (float64).
 
   JAX takes a weight's gradient as (d^T x)^T, for which XLA copies d transposed on a CPU: a third of
   a gated MLP's gradient. And from a wide result it would go on in float32, TF32 on a GPU, half of

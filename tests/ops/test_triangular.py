@@ -21,10 +21,11 @@ def from_keys(keys, beta, C, n=3):
 @pytest.mark.parametrize("C", [1, 2, 3, 16, 37, 64, 128])
 @pytest.mark.parametrize("keys", ["random", "identical", "nearly identical"])
 @pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_float32_inverse_is_as_good_as_substitution(C, keys, beta):
+def test_rounding_grows_with_the_size_alone(C, keys, beta):
+  """On matrices that beta 2 makes alternate, up to the rounding of one product's sums."""
   A = from_keys(keys, beta, C).astype(np.float32).astype(np.float64)
   want = np.linalg.inv(np.eye(C) + A)
-  assert rel_rms(unit_lower_inverse(jnp.asarray(A, jnp.float32)), want) < 5e-6
+  assert rel_rms(unit_lower_inverse(jnp.asarray(A, jnp.float32)), want) < 2e-7 * C
   assert rel_rms(unit_lower_inverse(jnp.asarray(A)), want) < 1e-11
 
 
