@@ -48,6 +48,7 @@ PAPER = {
   "rwkv4": {64: 0, 128: 0, 256: 20, 512: 35},
   "hyena": {64: 0, 128: 0, 256: 12, 512: 20},
 }
+ENOUGH = 0.99  # accuracy at which training stops
 _CONV_STD = 12**-0.5  # of a uniform number within 0.5, as convolutions begin there
 
 
@@ -123,7 +124,7 @@ def _config(model: ModelConfig, task: MQAR, *, updates, epoch, point: Point, see
     log_every=epoch,
     eval_every=epoch,
     stop_metric="validation_accuracy",
-    stop_above=0.99,
+    stop_above=ENOUGH,
   )
 
 
@@ -187,6 +188,7 @@ ROWS = [
     make=functools.partial(_make_paper, name, width),
     grid=_rates(1e-4, 10 ** (-10 / 3), 10 ** (-8 / 3), 1e-2),
     metric="validation_accuracy",
+    enough=ENOUGH,
   )
   for name in _MODELS
   for width in (64, 128, 256, 512)
@@ -198,6 +200,7 @@ ROWS = [
     grid=_rates(2e-3, 5e-3, 1e-2),
     seeds=_seeds(name, width, pairs),
     metric="validation_accuracy",
+    enough=ENOUGH,
   )
   for width, pairs, names in _SMALL
   for name in names
@@ -209,6 +212,7 @@ ROWS += [
     make=functools.partial(_make_long, name, 64, 4),
     grid=_rates(1e-3, 3e-3),
     metric="validation_accuracy",
+    enough=ENOUGH,
   )
   for name in ("deltanet", "linear-attention", "attention")
 ]

@@ -61,6 +61,8 @@ class Row:
     make: from a point of the grid and a seed to what is trained.
     metric: the evaluated number that points of the grid are compared by.
     lower: whether less of it is better.
+    enough: from which on more of it is no better, where training ends: of points that reach it the
+      first is taken, as more would be chance.
     evaluation: the one of a run that counts: its last, or its best by the metric.
   """
 
@@ -71,6 +73,7 @@ class Row:
   seeds: tuple[int, ...] = (0,)
   metric: str
   lower: bool = False
+  enough: float = float("inf")
   evaluation: Literal["last", "best"] = "last"
 
   @property
@@ -87,7 +90,8 @@ class Row:
 
   def best(self, evaluations: list[dict[str, float]]) -> int:
     """Which of them is best by the metric; the first of equal ones. NaN is worst."""
-    worth = [-x[self.metric] if self.lower else x[self.metric] for x in evaluations]
+    values = [x[self.metric] for x in evaluations]
+    worth = [-x if self.lower else min(x, self.enough) for x in values]
     return max(range(len(worth)), key=lambda i: worth[i] if worth[i] == worth[i] else -float("inf"))
 
 

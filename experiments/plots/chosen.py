@@ -1,7 +1,6 @@
 """Runs of a sweep by row: those of the point of the grid that its first seed was best with."""
 
 import statistics
-from collections.abc import Callable
 
 # Name of a model in tables -> how it is called, in the order of tables.
 NAMES = {
@@ -31,22 +30,35 @@ def models(rows: list[dict]) -> list[str]:
 
 
 def runs(
-  rows: list[dict], fields: tuple[str, ...], metric: str, *, lower: bool = False
+  rows: list[dict],
+  fields: tuple[str, ...],
+  metric: str,
+  *,
+  lower: bool = False,
+  enough: float = float("inf"),
 ) -> dict[tuple, list[dict]]:
-  """Values of these fields of the key -> evaluations of all seeds at the best point of the grid."""
+  """Values of these fields of the key -> evaluations of all seeds at the best point of the grid.
+
+  Args:
+    lower, enough: as of the sweep's rows.
+  """
   groups: dict[tuple, list[dict]] = {}
   for row in rows:
     groups.setdefault(tuple(row["key"][field] for field in fields), []).append(row)
-  return {values: _best(group, fields, metric, lower) for values, group in groups.items()}
+  return {values: _best(group, fields, metric, lower, enough) for values, group in groups.items()}
 
 
-def _best(group, fields, metric, lower):
+def _best(group, fields, metric, lower, enough):
   point = lambda row: {
     name: value for name, value in row["key"].items() if name not in (*fields, "seed")
   }
   first = min(row["key"]["seed"] for row in group)
   grid = [row for row in group if row["key"]["seed"] == first]
-  worth: Callable = lambda row: (-1 if lower else 1) * row["figures"]["evaluation"][metric]
+
+  def worth(row):
+    value = row["figures"]["evaluation"][metric]
+    return -value if lower else min(value, enough)
+
   best = point(max(grid, key=worth))
   return [row["figures"]["evaluation"] for row in group if point(row) == best]
 

@@ -63,10 +63,13 @@ def figure(rows: list[dict]) -> Figure | None:
     panel.set(title=told, xlabel="training sequences", ylabel="accepted letters (%)")
     panel.set(xlim=(sizes[0] / 1.1, sizes[-1] * 2.6), ylim=(40, 100))
     for n, share in _ngrams(name).items():
+      if n == 4:
+        continue  # its line is that of 5
       panel.axhline(share, color="0.6", lw=0.8, ls=":")
-      panel.text(sizes[0], share + 0.4, f"{n}-gram", color="0.5", fontsize=7)
+      panel.text(sizes[-1] * 2.5, share - 1.6 * (n == 3), f" {n}-gram", color="0.5", fontsize=7)
     ends = []
-    for model in (x for x in chosen.models(rows) if any(x == key[0] for key in values)):
+    there = {model for model, _ in values}
+    for model in (x for name in chosen.NAMES for x in (name, name + chosen.CONV) if x in there):
       family = model.removesuffix(chosen.CONV)
       color = style.colour(list(chosen.NAMES)[::-1].index(family))
       line = [(x, values[model, x]) for x in sizes if (model, x) in values]

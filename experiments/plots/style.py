@@ -48,11 +48,17 @@ def log_axis(axis, values: list[float], labels: list[str] | None = None):
 
 def direct_labels(axes: Axes, ends: list[tuple[float, float, str, str]], gap: float = 0.055):
   """Names lines at their right ends, (x, y, text, colour), moved apart where they would touch."""
-  height = lambda y: axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1]
-  placed = -1.0
-  for x, y, text, color in sorted(ends, key=lambda end: end[1]):
-    placed = max(height(y), placed + gap)
-    across = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
-    axes.text(
-      across + 0.02, placed, text, color=color, transform=axes.transAxes, va="center", fontsize=8
-    )
+  place = lambda x, y: axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+  ends = sorted(ends, key=lambda end: end[1])
+  heights, placed = [], -1.0
+  for x, y, *_ in ends:
+    placed = max(place(x, y)[1], placed + gap)
+    heights.append(placed)
+  # Those that were pushed out at the top come down, and those below make room.
+  most = 1.0
+  for i in reversed(range(len(heights))):
+    heights[i] = min(heights[i], most)
+    most = heights[i] - gap
+  for (x, y, text, color), height in zip(ends, heights):
+    across = place(x, y)[0] + 0.02
+    axes.text(across, height, text, color=color, transform=axes.transAxes, va="center", fontsize=8)
