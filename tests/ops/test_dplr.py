@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from deltanet_jax.mixers import build_mixer
+from deltanet_jax.mixers.rwkv7 import RWKV7Config
 from deltanet_jax.ops import delta_rule, dplr, dplr_step, linear_attention
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
@@ -83,6 +86,32 @@ def test_steps_continue():
     o, S = step(**{f"{name}_t": x[:, t] for name, x in inputs.items()}, S=S)
     assert rel_rms(o, want[:, t]) < 1e-12
   assert rel_rms(S, S_want) < 1e-12
+
+
+def test_forward_mode_is_the_recurrences():
+  """Chunks refuse it and name it, a mixer sets it; over a gradient chunks take it too."""
+  inputs = cast(inputs_of(Spec(L=7, H=1, dk=4, gate="vector")), "float64")
+  run = lambda form: lambda x: jnp.sin(dplr(**x, implementation=form)[0]).sum()
+  _, along = jax.jvp(run("recurrent"), (inputs,), (inputs,))
+  grads = jax.grad(run(None))(inputs)
+  want = sum(jnp.vdot(grads[name], x) for name, x in inputs.items())
+  np.testing.assert_allclose(along, want, rtol=1e-10)
+  with pytest.raises(TypeError, match=r'forward mode.* is for implementation="recurrent"'):
+    jax.jvp(run(None), (inputs,), (inputs,))
+  over = [jax.jvp(jax.grad(run(form)), (inputs,), (inputs,))[1] for form in (None, "recurrent")]
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+  jax.tree.map(close, *over)
+
+  def loss(implementation):
+    cfg = RWKV7Config(head_size=4, chunk=8, implementation=implementation)
+    mixer = build_mixer(cfg, 8, std=0.3, rngs=nnx.Rngs(params=jax.random.key(0)))
+    return lambda x: jnp.sin(mixer.mix(x, None, None)[0]).sum()
+
+  x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 7, 8)))
+  _, along = jax.jvp(loss("recurrent"), (x,), (jnp.cos(x),))
+  np.testing.assert_allclose(along, jnp.vdot(jax.grad(loss(None))(x), jnp.cos(x)), rtol=1e-8)
+  with pytest.raises(TypeError, match="forward mode"):
+    jax.jvp(loss(None), (x,), (x,))
 
 
 def test_float32_products_are_exact_on_every_platform():
