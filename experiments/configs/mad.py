@@ -205,6 +205,6 @@ ROWS += [
     metric="validation_macro_accuracy",
     evaluation="best",
   )
-  for name in ("deltanet", "linear-attention", "gla", "mamba")
+  for name in ("deltanet", "linear-attention", "gla")
   for conv, examples in ((0, 256), (2, 256), (4, 256), (4, 3200))
 ]

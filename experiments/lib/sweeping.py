@@ -49,7 +49,11 @@ class Sweep:
   def missing(self, row: Row) -> int:
     """Runs of a row that are still to be trained."""
     first, *others = row.seeds
-    found = [self.done(row, point, first) for point in row.grid]
+    found = []
+    for point in row.grid:
+      found.append(self.done(row, point, first))
+      if row.settled(found[-1]):
+        break
     if None in found:
       return found.count(None) + len(others)
     best = _best(row, found)
@@ -70,7 +74,12 @@ class Sweep:
 
   def _train(self, row: Row):
     first, *others = row.seeds
-    best = _best(row, [self._run(row, point, first) for point in row.grid])
+    found = []
+    for point in row.grid:
+      found.append(self._run(row, point, first))
+      if row.settled(found[-1]):
+        break
+    best = _best(row, found)
     for seed in others:
       self._run(row, best, seed)
 
@@ -148,5 +157,5 @@ class Sweep:
 
 
 def _best(row: Row, found: list[dict]) -> Point:
-  """The point of the grid with these figures that is best."""
+  """The point with the best of these figures, of the first points of the grid."""
   return row.grid[row.best([x["evaluation"] for x in found])]

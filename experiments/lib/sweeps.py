@@ -62,7 +62,7 @@ class Row:
     metric: the evaluated number that points of the grid are compared by.
     lower: whether less of it is better.
     enough: from which on more of it is no better, where training ends: of points that reach it the
-      first is taken, as more would be chance.
+      first is taken, as more would be chance, and those after it are not trained.
     evaluation: the one of a run that counts: its last, or its best by the metric.
   """
 
@@ -87,6 +87,10 @@ class Row:
   def run_key(self, point: Point, seed: int) -> dict:
     """The key under which a run is kept."""
     return dict(set=self.set, **self.key, **point, seed=seed)
+
+  def settled(self, figures: dict | None) -> bool:
+    """Whether a run with these figures has reached enough: no later point of the grid counts."""
+    return figures is not None and figures["evaluation"][self.metric] >= self.enough
 
   def best(self, evaluations: list[dict[str, float]]) -> int:
     """Which of them is best by the metric; the first of equal ones. NaN is worst."""

@@ -123,6 +123,27 @@ def test_a_row_is_trained_by_one_process(sweep, monkeypatch):
   assert other.train() == []
 
 
+def test_the_grid_ends_at_the_first_point_that_is_enough(sweep, monkeypatch):
+  grid = tuple(dict(learning_rate=rate) for rate in (1e-3, 2e-3, 3e-3))
+  row = dataclasses.replace(
+    TOY[0], grid=grid, seeds=(0, 1), metric="accuracy", lower=False, enough=0.99
+  )
+  reached, trained = {1e-3: 0.5, 2e-3: 0.99, 3e-3: 1.0}, []
+
+  def run(self, row, point, seed):
+    trained.append((point["learning_rate"], seed))
+    figures = dict(evaluation=dict(accuracy=reached[point["learning_rate"]]))
+    self._out.write(
+      row.run_key(point, seed), figures, facts=dict(settings=row.make(point, seed).settings())
+    )
+    return figures
+
+  monkeypatch.setattr(Sweep, "_run", run)
+  assert sweep([row]).missing(row) == 4
+  sweep([row]).train()
+  assert trained == [(1e-3, 0), (2e-3, 0), (2e-3, 1)] and sweep([row]).missing(row) == 0
+
+
 def test_the_best_point_and_evaluation():
   row = TOY[0]
   losses = [dict(validation_loss=x) for x in (2.0, float("nan"), 1.0, 1.0)]
