@@ -7,6 +7,8 @@ NO_FORWARD_MODE = (
   'forward mode (jax.jvp, jax.hessian, jax.linearize) is for implementation="recurrent",'
   " in a model a setting of its mixer: the faster forms have a backward by hand instead."
 )
+# Log decays below it are taken as it: e^-128 is 0 in float32, and the sums of a chunk stay exact.
+FAR_BELOW = -128.0
 MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 
 

@@ -17,6 +17,7 @@ from deltanet_jax.ops.numerics import UGLY_REL_RMS, rel_rms
 from deltanet_jax.ops.slot import Slot
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
 from pallas_kernels.delta_rule.checks import refusal
+from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
 
@@ -93,6 +94,44 @@ def test_reflections(backend):
   """Beta 2 with keys that come back: nothing decays, and the float32 recurrence reaches 2e-5."""
   worst = largest_errors(RULES[backend], ("alternating", "period_8", "nearly_identical"), 2.0)
   assert all(error <= 3e-5 for _, error in worst.values()), worst
+
+
+@pytest.mark.parametrize("change", [dict(B=4, Hv=1), dict(B=6, gate="scalar", packed=True)])
+def test_tpu_programs_take_rows_of_a_batch(change):
+  """Where there are few heads: each row keeps its own state, documents and decays."""
+  inputs, want = reference(dataclasses.replace(SPEC, L=40, **change), "float32")
+  options = dict(implementation="pallas_tpu", interpret=True, chunk=16)
+  assert_close(value_and_grads(inputs, "float32", **options), want, "float32")
+
+
+def test_tpu_tiles_fill_with_states():
+  options = dict(gated=False, packed=False, scale=1.0, chunk=None, inverse_precision=None)
+
+  def tile(B, H, d=128, dtype="bfloat16", Hv=None):
+    tile = choose_tile(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **options)
+    assert B % tile.sequences == 0 and (Hv or H) % tile.heads == 0
+    return tile.sequences, tile.heads
+
+  assert [tile(16, H) for H in (1, 2, 4, 8, 11, 12, 16)] == [
+    (8, 1), (4, 2), (2, 4), (1, 8), (8, 1), (2, 4), (1, 8),
+  ]  # fmt: skip
+  assert tile(3, 1) == (3, 1) and tile(1, 1) == (1, 1) and tile(1, 11) == (1, 11)
+  assert tile(16, 4, dtype="float32") == (1, 4) and tile(16, 1, d=256) == (4, 1)
+  assert tile(16, 1, d=64) == (8, 1) and tile(16, 2, Hv=4) == (2, 4)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_steep_decays(dtype, implementation):
+  """Log decays of 0 to -20 and resets of -1e4 among them: what comes after one is as exact."""
+  spec = dataclasses.replace(SPEC, B=2, L=256, gate="scalar")
+  inputs, _ = reference(spec, dtype)
+  rng = np.random.default_rng(0)
+  steep = rng.choice([-0.01, -1.0, -20.0, -1e4], p=[0.6, 0.25, 0.1, 0.05], size=inputs["g"].shape)
+  inputs = inputs | dict(g=steep.astype(np.float32))
+  options = dict(implementation=implementation, interpret=True)
+  want = value_and_grads(inputs, "float64", implementation="recurrent")
+  assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
 
 
 def test_tpu_interpreter_with_its_memory_model():

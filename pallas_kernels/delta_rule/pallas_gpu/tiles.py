@@ -7,6 +7,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels import measured_tiles
+from pallas_kernels.delta_rule.checks import FAR_BELOW
 from pallas_kernels.tiling import pad_axis, round_up
 
 F32 = jnp.float32
@@ -90,7 +91,7 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
   beta = pad_axis(beta, 1, L)
-  g = None if g is None else pad_axis(g, 1, L)
+  g = None if g is None else pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
   documents = None
   if segment_ids is not None:

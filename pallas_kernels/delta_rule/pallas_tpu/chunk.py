@@ -9,7 +9,6 @@ class Decays:
 
   Attributes:
     row, col: the rows [rows, C] and their transpose.
-    lower, strict: j <= i and j < i, within one document.
   """
 
   def __init__(self, tile, rows_ref):
@@ -19,46 +18,59 @@ class Decays:
     self.col = self.row.T
     r = lax.broadcasted_iota(jnp.int32, (C, C), 0)
     s = lax.broadcasted_iota(jnp.int32, (C, C), 1)
-    self.lower, self.strict = r >= s, r > s
-    self.kept = None  # [C, 1], [C, 1], [1, 1]: tokens that see the carry, that reach the next, both
+    self._lower, self._strict = [r >= s], [r > s]
+    self._kept = [None]  # [C, 1], [C, 1], [1, 1]: tokens that see the carry, reach the next, both
     if tile.packed:
-      row, col = self.row[tile.rows - 1 :], self.col[:, tile.rows - 1 :]
-      same = row == col
-      self.lower, self.strict = self.lower & same, self.strict & same
-      last = row[:, C - 1 :]
-      self.kept = tuple(jnp.where(x, 1.0, 0.0) for x in (col == 0.0, col == last, last == 0.0))
+      first = tile.rows - tile.sequences
+      documents = [(self.row[i : i + 1], self.col[:, i : i + 1]) for i in range(first, tile.rows)]
+      same = [row == col for row, col in documents]
+      self._lower = [self._lower[0] & x for x in same]
+      self._strict = [self._strict[0] & x for x in same]
+      self._kept = [self._carried(row[:, C - 1 :], col) for row, col in documents]
 
-  def beta(self, h):
+  @staticmethod
+  def _carried(last, col):
+    return tuple(jnp.where(x, 1.0, 0.0) for x in (col == 0.0, col == last, last == 0.0))
+
+  def _of_sequence(self, masks, u):
+    return masks[u // self.tile.heads if self.tile.packed else 0]
+
+  def beta(self, u):
     """[C, 1]"""
-    return self.col[:, h : h + 1]
+    return self.col[:, u : u + 1]
 
-  def scores(self, h):
+  def _gate(self, u):
+    """Which rows hold the cumulative log decay: one, or coarse and fine parts."""
+    return [self.tile.states * (1 + i) + u for i in range(self.tile.gates)]
+
+  def scores(self, u):
     """e^{b_i - b_j} where j <= i in one document, else 0: [C, C]; None without decay."""
-    if not self.tile.gated:
+    if not self.tile.gates:
       return None
-    i, j = self.tile.heads + h, 2 * self.tile.heads + h
-    # The coarse parts are multiples of 2^-8: their difference is exact however far b has fallen.
-    coarse = self.col[:, i : i + 1] - self.row[i : i + 1]
-    fine = self.col[:, j : j + 1] - self.row[j : j + 1]
-    return jnp.exp(jnp.where(self.lower, coarse + fine, -1e30))
+    # Coarse parts are multiples of 2^-8: their difference is exact however far b has fallen.
+    parts = [self.col[:, i : i + 1] - self.row[i : i + 1] for i in self._gate(u)]
+    return jnp.exp(jnp.where(self._of_sequence(self._lower, u), sum(parts[1:], parts[0]), -1e30))
 
-  def erase(self, h, KK, D):
-    """A = beta K K^T strictly below the diagonal, with D = scores(h); None of None."""
-    return None if KK is None else masked(self.strict, KK * self.beta(h), D)
+  def lower(self, u, x, D):
+    """x where j <= i in one document, decayed by D = scores(u), else 0."""
+    return jnp.where(self._of_sequence(self._lower, u), x, 0.0) if D is None else x * D
 
-  def carry(self, h):
+  def strict(self, u, x, D):
+    """x where j < i in one document, decayed by D = scores(u), else 0."""
+    return jnp.where(self._of_sequence(self._strict, u), x if D is None else x * D, 0.0)
+
+  def erase(self, u, KK, D):
+    """A = beta K K^T strictly below the diagonal, with D = scores(u); None of None."""
+    return None if KK is None else self.strict(u, KK * self.beta(u), D)
+
+  def carry(self, u):
     """Factors of the carried state in each token, of each token in the next state, of the state."""
-    if not self.tile.gated:
-      return self.kept
-    i, j = self.tile.heads + h, 2 * self.tile.heads + h
-    coarse, fine = self.col[:, i : i + 1], self.col[:, j : j + 1]
+    kept = self._of_sequence(self._kept, u)
+    if not self.tile.gates:
+      return kept
     C = self.tile.chunk
-    to_end = (coarse[C - 1 :] - coarse) + (fine[C - 1 :] - fine)
-    b = coarse + fine
+    parts = [self.col[:, i : i + 1] for i in self._gate(u)]
+    to_end = [x[C - 1 :] - x for x in parts]
+    b, to_end = (sum(x[1:], x[0]) for x in (parts, to_end))
     out = jnp.exp(b), jnp.exp(to_end), jnp.exp(b[C - 1 :])
-    return out if self.kept is None else tuple(x * m for x, m in zip(out, self.kept))
-
-
-def masked(mask, x, decay=None):
-  """x within the mask, times the decay (which is 0 outside the lower triangle) if there is one."""
-  return jnp.where(mask, x if decay is None else x * decay, 0.0)
+    return out if kept is None else tuple(x * m for x, m in zip(out, kept))

@@ -1,7 +1,7 @@
 """Delta rule on TPU, forward: one kernel reads q, k, v, beta, g and writes o and the last state.
 
-Grid (batch, head group, chunk); the state of a group stays in VMEM over its chunks. The heads of a
-group are worked on stage by stage, so that one head's products hide the latency of another's.
+Grid (batch, head group, chunk); the states of a group stay in VMEM over its chunks. They are worked
+on stage by stage, so that one state's products hide the latency of another's.
 """
 
 import functools
@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, masked
+from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse, unit_lower_inverse
 from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
 from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
 def _body(*refs, tile, with_S0, save):
-  # q, k [C, key_heads*dk]; v, o [C, heads*dv]; rows [rows, C]; S [heads, dk, dv]; X [heads, C, C]
+  # q, k [sequences, C, key_heads*dk]; v, o [sequences, C, heads*dv]; rows [rows, C];
+  # S [sequences, heads, dk, dv]; X [sequences, heads, C, C]
   q_ref, k_ref, v_ref, rows_ref, *refs = refs
   S0_ref = refs.pop(0) if with_S0 else None
   o_ref, S_ref, *saved_refs = refs
@@ -26,63 +27,62 @@ def _body(*refs, tile, with_S0, save):
   def _():
     S_ref[...] = S0_ref[...] if with_S0 else jnp.zeros_like(S_ref)
 
-  dk, dv, kh, dtype = tile.dk, tile.dv, tile.key_head, k_ref.dtype
-  heads, key_heads = range(tile.heads), range(tile.key_heads)
+  key, dtype = tile.key, k_ref.dtype
   decays = Decays(tile, rows_ref)
-  each = lambda f: [f(h) for h in heads]
-  keys = lambda f: [f(h) for h in key_heads]
-  Q = keys(lambda h: q_ref[:, h * dk : (h + 1) * dk])
-  K = keys(lambda h: k_ref[:, h * dk : (h + 1) * dk])
-  KK, missing = zip(*keys(lambda h: gram(K[h])))
+  each = lambda f: [f(u) for u in range(tile.states)]
+  keys = lambda f: [f(i) for i in range(tile.keys)]
+  Q = keys(lambda i: q_ref[tile.keys_at(i)])
+  K = keys(lambda i: k_ref[tile.keys_at(i)])
+  KK, missing = zip(*keys(lambda i: gram(K[i])))
   D = each(decays.scores)
-  A = each(lambda h: decays.erase(h, KK[kh(h)], D[h]))
-  S = each(lambda h: S_ref[h])
-  Sd = each(lambda h: S[h].astype(dtype))
+  A = each(lambda u: decays.erase(u, KK[key(u)], D[u]))
+  S = each(lambda u: S_ref[tile.state_at(u)])
+  Sd = each(lambda u: S[u].astype(dtype))
   # Before the inverse: its substitution leaves the matrix units idle.
-  KS = each(lambda h: matmul(K[kh(h)], Sd[h]))
+  KS = each(lambda u: matmul(K[key(u)], Sd[u]))
   X = unit_lower_inverse(A, tile.base, tile.inverse_precision)
-  X = each(lambda h: X[h].astype(dtype))
-  inverse = each(lambda h: Inverse.of(X[h], A[h], decays.erase(h, missing[kh(h)], D[h])))
-  QK = keys(lambda h: matmul(Q[h], K[h], NT))
-  P = each(lambda h: masked(decays.lower, QK[kh(h)], D[h]).astype(dtype))
-  QS = each(lambda h: matmul(Q[kh(h)], Sd[h]))
+  X = each(lambda u: X[u].astype(dtype))
+  inverse = each(lambda u: Inverse.of(X[u], A[u], decays.erase(u, missing[key(u)], D[u])))
+  QK = keys(lambda i: matmul(Q[i], K[i], NT))
+  P = each(lambda u: decays.lower(u, QK[key(u)], D[u]).astype(dtype))
+  QS = each(lambda u: matmul(Q[key(u)], Sd[u]))
   if save:
     X_ref, states_ref = saved_refs
-    for h in heads:
-      X_ref[h] = X[h]
-      states_ref[h] = Sd[h]
+    for u in range(tile.states):
+      X_ref[tile.state_at(u)] = X[u]
+      states_ref[tile.state_at(u)] = Sd[u]
   carry = each(decays.carry)
-  carried = tile.gated or tile.packed
+  carried = tile.gates or tile.packed
   if carried:
-    KS = each(lambda h: KS[h] * carry[h][0])
-    QS = each(lambda h: QS[h] * carry[h][0])
-    S = each(lambda h: S[h] * carry[h][2])
-  V = each(lambda h: v_ref[:, h * dv : (h + 1) * dv].astype(F32))
-  Y = each(lambda h: ((V[h] - KS[h]) * decays.beta(h)).astype(dtype))
-  R, rest = zip(*each(lambda h: inverse[h].times(Y[h])))
-  Rd = each(lambda h: R[h].astype(dtype))
+    KS = each(lambda u: KS[u] * carry[u][0])
+    QS = each(lambda u: QS[u] * carry[u][0])
+    S = each(lambda u: S[u] * carry[u][2])
+  V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
+  Y = each(lambda u: ((V[u] - KS[u]) * decays.beta(u)).astype(dtype))
+  R, rest = zip(*each(lambda u: inverse[u].times(Y[u])))
+  Rd = each(lambda u: R[u].astype(dtype))
   written, written_rest = Rd, rest
   if carried:
-    written = each(lambda h: (R[h] * carry[h][1]).astype(dtype))
+    written = each(lambda u: (R[u] * carry[u][1]).astype(dtype))
   if carried and dtype == F32:
-    written_rest = each(lambda h: rest[h] * carry[h][1])
-  for h in heads:
-    O = QS[h] + matmul(P[h], Rd[h], rest=rest[h])
+    written_rest = each(lambda u: rest[u] * carry[u][1])
+  for u in range(tile.states):
+    O = QS[u] + matmul(P[u], Rd[u], rest=rest[u])
     O = O if tile.scale == 1.0 else O * tile.scale
-    o_ref[:, h * dv : (h + 1) * dv] = O.astype(o_ref.dtype)
-    S_ref[h] = S[h] + matmul(K[kh(h)], written[h], TN, rest=written_rest[h])
+    o_ref[tile.values_at(u)] = O.astype(o_ref.dtype)
+    S_ref[tile.state_at(u)] = S[u] + matmul(K[key(u)], written[u], TN, rest=written_rest[u])
 
 
 def forward(q, k, v, rows, S0, *, tile, save=False, interpret=False):
   """o, S (and X, the states before each chunk) from q, k [B, L, H*dk], v [B, L, Hv*dv] and rows.
 
   Args:
-    rows: [B, N, Hv/heads, rows, C] float32: beta, coarse and fine cumulative log decay of each head
-      of a group, number of the document within the chunk (0: the carried one).
+    rows: [B/sequences, N, Hv/heads, rows, C] float32: beta and cumulative log decays of each state,
+      number of the document within the chunk (0: the carried one) of each sequence.
     save: also return X = (I + A)^-1 [B, N, Hv, C, C] and S [B, N, Hv, dk, dv], in q's dtype.
   """
-  B, N, J = rows.shape[:3]
-  Hv = J * tile.heads
+  programs, N, J = rows.shape[:3]
+  B, Hv = programs * tile.sequences, J * tile.heads
   spec = block_specs(tile)
   in_specs = [spec["key"], spec["key"], spec["value"], spec["rows"]]
   args = (q, k, v, rows)
@@ -101,7 +101,7 @@ def forward(q, k, v, rows, S0, *, tile, save=False, interpret=False):
     ]
   return pl.pallas_call(
     functools.partial(_body, tile=tile, with_S0=S0 is not None, save=save),
-    grid=(B, J, N),
+    grid=(programs, J, N),
     in_specs=in_specs,
     out_specs=out_specs,
     out_shape=out_shape,

@@ -1,4 +1,4 @@
-"""Tiles of the TPU kernels: the heads a program takes, and the blocks it sees of each array."""
+"""Tiles of the TPU kernels: the heads and rows a program takes, and its blocks of each array."""
 
 import dataclasses
 
@@ -9,31 +9,60 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import bf16
 from pallas_kernels.tiling import LANES, TPU_VMEM_LIMIT, round_up
 
-MAX_HEADS = 8  # value heads per program; more only where the lanes of a block ask for it
+MAX_STATES = 8  # per program, where the blocks can be tiled so
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-  """Static description of one program: C tokens of `heads` value heads and their key heads."""
+  """Static description of one program: C tokens of `heads` value heads of `sequences` batch rows.
+
+  A program has a state for each head of each sequence, numbered u = sequence * heads + head. What
+  is done for one of them waits for its products; the others fill that time.
+  """
 
   chunk: int
+  sequences: int
   heads: int  # value heads per program
   key_heads: int  # key heads per program
   ratio: int  # value heads per key head
   dk: int
   dv: int
-  gated: bool
+  gates: int  # rows of cumulative log decays per head: none, one, or a coarse and a fine one
   packed: bool
   scale: float
   inverse_precision: str
   base: int = 16  # size of the diagonal blocks inverted by substitution
 
   @property
-  def rows(self) -> int:
-    return self.heads * (1 + 2 * self.gated) + self.packed
+  def states(self) -> int:
+    return self.sequences * self.heads
 
-  def key_head(self, h: int) -> int:
-    return h // self.ratio if self.key_heads > 1 else 0
+  @property
+  def keys(self) -> int:
+    return self.sequences * self.key_heads
+
+  @property
+  def rows(self) -> int:
+    return self.states * (1 + self.gates) + self.sequences * self.packed
+
+  def key(self, u: int) -> int:
+    """The number of state u's keys among those of all sequences."""
+    b, h = divmod(u, self.heads)
+    return b * self.key_heads + (h // self.ratio if self.key_heads > 1 else 0)
+
+  def values_at(self, u: int) -> tuple:
+    """Where the values of state u are in a block [sequences, C, heads*dv]."""
+    b, h = divmod(u, self.heads)
+    return b, slice(None), slice(h * self.dv, (h + 1) * self.dv)
+
+  def keys_at(self, i: int) -> tuple:
+    """Where keys number i are in a block [sequences, C, key_heads*dk]."""
+    b, h = divmod(i, self.key_heads)
+    return b, slice(None), slice(h * self.dk, (h + 1) * self.dk)
+
+  def state_at(self, u: int) -> tuple:
+    """Where state u is in a block [sequences, heads, ...]."""
+    return divmod(u, self.heads)
 
 
 def _power_of_two(n):
@@ -46,8 +75,8 @@ def padded_size(d):
   return _power_of_two(max(d, 16)) if d <= LANES else round_up(d, LANES)
 
 
-def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse_precision):
-  """Tile of a problem: the largest group of at most MAX_HEADS heads whose blocks can be tiled."""
+def choose_tile(B, L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse_precision):
+  """Tile of a problem: as many states as a program can hold, of many heads rather than rows."""
   if chunk is None:
     chunk = 128
   if chunk < 16 or chunk != _power_of_two(chunk):
@@ -56,7 +85,7 @@ def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse
   precision = bf16.inverse_precision(inverse_precision, dtype)
   ratio = Hv // H
   # float32 and wide heads hold twice the VMEM per head each.
-  limit = max(1, MAX_HEADS * LANES * 2 // (max(dk, dv, LANES) * dtype.itemsize))
+  limit = max(1, MAX_STATES * LANES * 2 // (max(dk, dv, LANES) * dtype.itemsize))
 
   def fits(G):
     if Hv % G or (G % ratio and ratio % G):
@@ -66,15 +95,21 @@ def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse
     return keys and (G * dv % LANES == 0 or Hv == G)
 
   sizes = [G for G in range(1, Hv + 1) if fits(G)]
-  heads = max([G for G in sizes if limit >= G], default=sizes[0])
+  rows = [n for n in range(1, min(B, limit) + 1) if B % n == 0]
+  tiles = [(n * G, G) for G in sizes for n in rows if n * G <= limit]
+  states, heads = max(tiles, default=(sizes[0], sizes[0]))
+  if 2 * states <= limit:
+    # A few more than the limit are better than so few.
+    states, heads = min([(G, G) for G in sizes if limit < G <= 2 * limit], default=(states, heads))
   return Tile(
     chunk=chunk,
+    sequences=states // heads,
     heads=heads,
     key_heads=max(heads // ratio, 1),
     ratio=ratio,
     dk=dk,
     dv=dv,
-    gated=gated,
+    gates=(2 if dtype.itemsize == 4 else 1) if gated else 0,
     packed=packed,
     scale=scale,
     inverse_precision=precision,
@@ -84,19 +119,19 @@ def choose_tile(L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse
 
 def block_specs(tile, last=None):
   """Specs of keys, values, rows, states and per-chunk matrices; `last` chunk first if it is set."""
-  C, G, dk, dv = tile.chunk, tile.heads, tile.dk, tile.dv
+  C, M, G, dk, dv = tile.chunk, tile.sequences, tile.heads, tile.dk, tile.dv
   share = max(tile.ratio // G, 1)  # programs that read one key head
   at = (lambda n: n) if last is None else (lambda n: last - n)
   # A plain `share` would be a 64-bit number where jax_enable_x64 is set.
   key = lambda j: lax.div(j, lax.full_like(j, share))
   return dict(
-    key=pl.BlockSpec((None, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), key(j))),
-    dkey=pl.BlockSpec((None, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), j)),
-    value=pl.BlockSpec((None, C, G * dv), lambda b, j, n: (b, at(n), j)),
+    key=pl.BlockSpec((M, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), key(j))),
+    dkey=pl.BlockSpec((M, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), j)),
+    value=pl.BlockSpec((M, C, G * dv), lambda b, j, n: (b, at(n), j)),
     rows=pl.BlockSpec((None, None, None, tile.rows, C), lambda b, j, n: (b, at(n), j, 0, 0)),
-    state=pl.BlockSpec((None, G, dk, dv), lambda b, j, n: (b, j, 0, 0)),
-    X=pl.BlockSpec((None, None, G, C, C), lambda b, j, n: (b, at(n), j, 0, 0)),
-    states=pl.BlockSpec((None, None, G, dk, dv), lambda b, j, n: (b, at(n), j, 0, 0)),
+    state=pl.BlockSpec((M, G, dk, dv), lambda b, j, n: (b, j, 0, 0)),
+    X=pl.BlockSpec((M, None, G, C, C), lambda b, j, n: (b, at(n), j, 0, 0)),
+    states=pl.BlockSpec((M, None, G, dk, dv), lambda b, j, n: (b, at(n), j, 0, 0)),
   )
 
 

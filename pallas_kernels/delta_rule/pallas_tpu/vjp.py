@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
+from pallas_kernels.delta_rule.checks import FAR_BELOW, NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
 from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
@@ -18,22 +18,28 @@ F32 = jnp.float32
 
 
 def _pack_rows(tile, beta, g, segment_ids):
-  """[B, N, J, rows, C] float32: what the kernels need per token, one row per head and kind."""
+  """[B/sequences, N, J, rows, C] float32: what the kernels need per token of each state."""
   B, Lp, Hv = beta.shape
-  N, J, G = Lp // tile.chunk, Hv // tile.heads, tile.heads
-  rows = lambda x: x.reshape(B, N, tile.chunk, J, G).transpose(0, 1, 3, 4, 2)
-  out = [rows(beta.astype(F32))]
-  if g is not None:
-    g = rows(g.astype(F32))
-    # Cumulative sums of multiples of 2^-8 are exact in float32 down to -65536, so that differences
-    # of log decays keep their precision after a large decay.
+  M, N, J = tile.sequences, Lp // tile.chunk, Hv // tile.heads
+
+  def rows(x):
+    # [B, Lp, J*n] to [B/M, N, J, M*n, C]
+    x = x.astype(F32).reshape(B // M, M, N, tile.chunk, J, -1).transpose(0, 2, 4, 1, 5, 3)
+    return x.reshape(B // M, N, J, -1, tile.chunk)
+
+  out = [rows(beta)]
+  if tile.gates:
+    # Within a chunk b stays above -2^14: in float32 its differences are right to 2e-3 at worst,
+    # which is enough for bfloat16, and sums of multiples of 2^-8 are exact, which makes them right
+    # to the last digit.
+    g = jnp.maximum(rows(g), FAR_BELOW)
     coarse = jnp.round(g * 256.0) / 256.0
-    out += [jnp.cumsum(coarse, -1), jnp.cumsum(g - coarse, -1)]
+    parts = [g] if tile.gates == 1 else [coarse, g - coarse]
+    out += [jnp.cumsum(x, -1) for x in parts]
   if segment_ids is not None:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
-    change = (segment_ids != before).reshape(B, N, 1, 1, tile.chunk)
-    documents = jnp.cumsum(change.astype(F32), -1)
-    out.append(jnp.broadcast_to(documents, (B, N, J, 1, tile.chunk)))
+    change = (segment_ids != before)[:, :, None]
+    out.append(jnp.cumsum(rows(jnp.broadcast_to(change, (B, Lp, J))), -1))
   return jnp.concatenate(out, axis=3)
 
 
@@ -92,13 +98,15 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
     return x[:, :L, :, :dk].astype(like.dtype)
 
   def tokens(x, like):
-    return x.transpose(0, 1, 4, 2, 3).reshape(B, Lp, Hv)[:, :L].astype(like.dtype)
+    # [B/M, N, J, M*heads, C], as _pack_rows makes it, back to [B, L, Hv]
+    x = x.reshape(*x.shape[:3], tile.sequences, tile.heads, tile.chunk).transpose(0, 3, 1, 5, 2, 4)
+    return x.reshape(B, Lp, Hv)[:, :L].astype(like.dtype)
 
-  dbeta = tokens(drows[:, :, :, : tile.heads], beta)
+  dbeta = tokens(drows[:, :, :, : tile.states], beta)
   dg = None
   if g is not None:
     # b is the inclusive sum of g within the chunk.
-    dg = tokens(lax.cumsum(drows[:, :, :, tile.heads :], axis=4, reverse=True), g)
+    dg = tokens(lax.cumsum(drows[:, :, :, tile.states :], axis=4, reverse=True), g)
   dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
   dv_ = dv_.reshape(B, Lp, Hv, tile.dv)[:, :L, :, :dv]
   return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
@@ -137,8 +145,7 @@ def delta_rule_tpu(
   """
   check_inputs(q, k, v, beta, g, S0)
   tile = choose_tile(
-    q.shape[1],
-    q.shape[2],
+    *q.shape[:3],
     v.shape[2],
     padded_size(q.shape[3]),
     padded_size(v.shape[3]),
