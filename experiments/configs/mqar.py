@@ -164,21 +164,23 @@ _MODELS = tuple(mixers(64, 64))
 _CONVOLVED = tuple(name for name in _MODELS if name.endswith("-conv"))
 _OTHERS = ("attention", "hyena", "rwkv4")
 _PLAIN = tuple(name.removesuffix("-conv") for name in _CONVOLVED)
+_FAST = tuple(name for name in _CONVOLVED + _OTHERS if name != "mamba-conv")
 # Width, pairs and models, the most telling first: pairs at one width, widths at the most pairs.
 _SMALL = [
   (32, 16, _CONVOLVED + _OTHERS),
   (32, 4, _PLAIN),
   (32, 4, _CONVOLVED + _OTHERS),
   (64, 16, _CONVOLVED + _OTHERS),
-  (32, 8, _CONVOLVED + _OTHERS),
-  (16, 16, _CONVOLVED + _OTHERS),
+  (32, 8, _FAST),
+  (16, 16, _FAST),
   (32, 16, _PLAIN),
 ]
 
 
 def _seeds(name: str, width: int, pairs: int) -> tuple[int, ...]:
-  """Five where models are told apart."""
-  return tuple(range(5)) if (width, pairs) == (32, 16) and name in _CONVOLVED else (0,)
+  """Five where models are told apart; Mamba learns nothing there, at five minutes a run."""
+  apart = (width, pairs) == (32, 16) and name in _CONVOLVED and name != "mamba-conv"
+  return tuple(range(5)) if apart else (0,)
 
 
 def _grid(name: str, width: int, pairs: int) -> tuple[Point, ...]:
