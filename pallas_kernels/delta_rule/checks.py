@@ -1,4 +1,4 @@
-"""What no kernel of the delta rule takes; imports neither Pallas nor Triton."""
+"""What no kernel of the delta rule and of linear attention takes, without importing Pallas."""
 
 import jax.numpy as jnp
 
@@ -17,9 +17,10 @@ def refusal(q, k, v, beta, g, S0) -> str | None:
 
   Args:
     q, k, v: [B L H d] of a sequence, or [B H d] of one token; beta, g likewise.
+    beta: None for linear attention.
     S0: the state before, or anything with its dtype; None for zeros.
   """
-  plain = "chunkwise" if beta.ndim == 3 else "recurrent"
+  plain = "chunkwise" if v.ndim == 4 else "recurrent"
   dk, dv = k.shape[-1], v.shape[-1]
   if dk > MAX_KEY_SIZE or dv > MAX_VALUE_SIZE:
     return (
@@ -34,9 +35,9 @@ def refusal(q, k, v, beta, g, S0) -> str | None:
   for name, x in dict(beta=beta, g=g, S0=S0).items():
     if x is not None and x.dtype == jnp.float64:
       return f"a kernel's state is float32, got a float64 {name}; use implementation={plain!r}"
-  if g is not None and g.ndim != beta.ndim:
+  if g is not None and g.ndim != v.ndim - 1:
     return (
-      f"a kernel takes one gate per value head, g of beta's shape {beta.shape}, got {g.shape}; for"
+      f"a kernel takes one gate per value head, g of shape {v.shape[:-1]}, got {g.shape}; for"
       f" gates per key channel use implementation={plain!r}"
     )
   return None

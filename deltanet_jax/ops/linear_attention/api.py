@@ -16,8 +16,16 @@ from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import products_for, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
 from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
+from deltanet_jax.ops.platform import target_platform
+from pallas_kernels.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import refusal
 
-Implementation = Literal["recurrent", "chunkwise"]
+Implementation = Literal["recurrent", "chunkwise", "pallas_tpu"]
+_FASTEST = {"tpu": "pallas_tpu"}  # by platform; elsewhere chunkwise
+_NO_FORWARD_MODE = (
+  "forward mode (jax.jvp, jax.hessian, jax.linearize) is for the implementations recurrent and"
+  " chunkwise of linear_attention: its kernels have a backward by hand instead."
+)
 
 
 def linear_attention(
@@ -32,6 +40,7 @@ def linear_attention(
   scale: float = 1.0,
   chunk: int = 64,
   implementation: Implementation | None = None,
+  interpret: bool = False,
 ) -> tuple[Float[Array, "B L Hv dv"], Float[Array, "B Hv dk dv"]]:
   """S_t = exp(g_t) S_{t-1} exp(h_t) + k_t (x) v_t; o_t = scale q_t S_t.
 
@@ -42,8 +51,11 @@ def linear_attention(
     S0: state before the first token, zeros if None.
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
-    chunk: largest chunk of the chunkwise form, a power of two.
-    implementation: "recurrent" is the definition, "chunkwise" the default.
+    chunk: largest chunk of the chunkwise form, a power of two; kernels have their own.
+    implementation: "recurrent" is the definition, "chunkwise" a scan over chunks, "pallas_tpu" a
+      kernel, for gates per head. A named one runs or raises. None takes the fastest that the
+      platform has for these inputs, this process's or the one named by `compiling_for`.
+    interpret: runs the Pallas kernel on the CPU.
 
   Returns:
     o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
@@ -53,8 +65,19 @@ def linear_attention(
     check_shape("h", h, v.shape, "v's [B, L, Hv, dv]")
     check_floating(h=h)
   check_chunk(chunk)
-  implementation = implementation or "chunkwise"
-  check_implementation(implementation, get_args(Implementation))
+  if implementation is not None:
+    check_implementation(implementation, get_args(Implementation))
+  if interpret and implementation != "pallas_tpu":
+    raise ValueError(
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  # Products are as exact as the values' dtype deserves, here by the dtype of all three.
+  narrow = tuple(x.astype(v.dtype) for x in (q, k, v))
+  if implementation is None:
+    name = _FASTEST.get(target_platform(), "chunkwise")
+    implementation = "chunkwise" if _refusal(*narrow, g, h, S0) else name
+  if implementation == "pallas_tpu":
+    return _kernel(*narrow, g, h, S0, segment_ids, scale=float(scale), interpret=interpret)
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, h, S0)
@@ -68,6 +91,23 @@ def linear_attention(
     with products_for(given):
       o, S = reference.recurrent(q, k, v, g, h, S0, documents)
   return o.astype(given), S
+
+
+def _refusal(q, k, v, g, h, S0):
+  """Why no kernel takes these inputs; None if one does."""
+  if h is not None:
+    return 'a kernel has no decay of value channels, h must be None; use implementation="chunkwise"'
+  return refusal(q, k, v, None, g, S0)
+
+
+def _kernel(q, k, v, g, h, S0, segment_ids, **options):
+  # Imported when it is called: it is heavy.
+  from pallas_kernels.linear_attention import linear_attention_tpu
+
+  if reason := _refusal(q, k, v, g, h, S0):
+    raise ValueError(reason)
+  inputs = reverse_only((q, k, v, g, S0), _NO_FORWARD_MODE)
+  return linear_attention_tpu(*inputs, segment_ids, **options)
 
 
 def _chunkwise(q, k, v, g, h, S0, documents, **options):

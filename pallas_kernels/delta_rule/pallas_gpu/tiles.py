@@ -90,7 +90,7 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   pk, pv = _power_of_two(k.shape[3]), _power_of_two(v.shape[3])
   q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
-  beta = pad_axis(beta, 1, L)
+  beta = None if beta is None else pad_axis(beta, 1, L)
   g = None if g is None else pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
   documents = None

@@ -8,14 +8,15 @@ class Decays:
   """Masks and decays of one chunk, from its rows of beta, cumulative log decays and documents.
 
   Attributes:
-    row, col: the rows [rows, C] and their transpose.
+    row, col: the rows [rows, C] and their transpose, if there are any.
   """
 
   def __init__(self, tile, rows_ref):
     C = tile.chunk
     self.tile = tile
-    self.row = rows_ref[...]
-    self.col = self.row.T
+    if tile.rows:
+      self.row = rows_ref[...]
+      self.col = self.row.T
     r = lax.broadcasted_iota(jnp.int32, (C, C), 0)
     s = lax.broadcasted_iota(jnp.int32, (C, C), 1)
     self._lower, self._strict = [r >= s], [r > s]
@@ -41,7 +42,7 @@ class Decays:
 
   def _gate(self, u):
     """Which rows hold the cumulative log decay: one, or coarse and fine parts."""
-    return [self.tile.states * (1 + i) + u for i in range(self.tile.gates)]
+    return [self.tile.states * (self.tile.erases + i) + u for i in range(self.tile.gates)]
 
   def scores(self, u):
     """e^{b_i - b_j} where j <= i in one document, else 0: [C, C]; None without decay."""

@@ -1,4 +1,6 @@
-"""Delta rule on TPU, forward: one kernel reads q, k, v, beta, g and writes o and the last state.
+"""Forward on TPU: one kernel reads q, k, v, beta, g and writes o and the last state.
+
+Of the delta rule, and of linear attention, which has no beta and nothing to invert: R is V.
 
 Grid (batch, head group, chunk); the states of a group stay in VMEM over its chunks. They are worked
 on stage by stage, so that one state's products hide the latency of another's.
@@ -19,7 +21,8 @@ from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_par
 def _body(*refs, tile, with_S0, save):
   # q, k [sequences, C, key_heads*dk]; v, o [sequences, C, heads*dv]; rows [rows, C];
   # S [sequences, heads, dk, dv]; X [sequences, heads, C, C]
-  q_ref, k_ref, v_ref, rows_ref, *refs = refs
+  q_ref, k_ref, v_ref, *refs = refs
+  rows_ref = refs.pop(0) if tile.rows else None
   S0_ref = refs.pop(0) if with_S0 else None
   o_ref, S_ref, *saved_refs = refs
 
@@ -33,38 +36,43 @@ def _body(*refs, tile, with_S0, save):
   keys = lambda f: [f(i) for i in range(tile.keys)]
   Q = keys(lambda i: q_ref[tile.keys_at(i)])
   K = keys(lambda i: k_ref[tile.keys_at(i)])
-  KK, missing = zip(*keys(lambda i: gram(K[i])))
   D = each(decays.scores)
-  A = each(lambda u: decays.erase(u, KK[key(u)], D[u]))
   S = each(lambda u: S_ref[tile.state_at(u)])
   Sd = each(lambda u: S[u].astype(dtype))
-  # Before the inverse: its substitution leaves the matrix units idle.
-  KS = each(lambda u: matmul(K[key(u)], Sd[u]))
-  X = unit_lower_inverse(A, tile.base, tile.inverse_precision)
-  X = each(lambda u: X[u].astype(dtype))
-  inverse = each(lambda u: Inverse.of(X[u], A[u], decays.erase(u, missing[key(u)], D[u])))
+  if tile.erases:
+    KK, missing = zip(*keys(lambda i: gram(K[i])))
+    A = each(lambda u: decays.erase(u, KK[key(u)], D[u]))
+    # Before the inverse: its substitution leaves the matrix units idle.
+    KS = each(lambda u: matmul(K[key(u)], Sd[u]))
+    X = unit_lower_inverse(A, tile.base, tile.inverse_precision)
+    X = each(lambda u: X[u].astype(dtype))
+    inverse = each(lambda u: Inverse.of(X[u], A[u], decays.erase(u, missing[key(u)], D[u])))
   QK = keys(lambda i: matmul(Q[i], K[i], NT))
   P = each(lambda u: decays.lower(u, QK[key(u)], D[u]).astype(dtype))
   QS = each(lambda u: matmul(Q[key(u)], Sd[u]))
   if save:
-    X_ref, states_ref = saved_refs
     for u in range(tile.states):
-      X_ref[tile.state_at(u)] = X[u]
-      states_ref[tile.state_at(u)] = Sd[u]
+      saved_refs[0][tile.state_at(u)] = Sd[u]
+      if tile.erases:
+        saved_refs[1][tile.state_at(u)] = X[u]
   carry = each(decays.carry)
   carried = tile.gates or tile.packed
   if carried:
-    KS = each(lambda u: KS[u] * carry[u][0])
     QS = each(lambda u: QS[u] * carry[u][0])
     S = each(lambda u: S[u] * carry[u][2])
-  V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
-  Y = each(lambda u: ((V[u] - KS[u]) * decays.beta(u)).astype(dtype))
-  R, rest = zip(*each(lambda u: inverse[u].times(Y[u])))
+  if tile.erases:
+    if carried:
+      KS = each(lambda u: KS[u] * carry[u][0])
+    V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
+    Y = each(lambda u: ((V[u] - KS[u]) * decays.beta(u)).astype(dtype))
+    R, rest = zip(*each(lambda u: inverse[u].times(Y[u])))
+  else:
+    R, rest = each(lambda u: v_ref[tile.values_at(u)]), [None] * tile.states
   Rd = each(lambda u: R[u].astype(dtype))
   written, written_rest = Rd, rest
   if carried:
-    written = each(lambda u: (R[u] * carry[u][1]).astype(dtype))
-  if carried and dtype == F32:
+    written = each(lambda u: (R[u].astype(F32) * carry[u][1]).astype(dtype))
+  if carried and rest[0] is not None:
     written_rest = each(lambda u: rest[u] * carry[u][1])
   for u in range(tile.states):
     O = QS[u] + matmul(P[u], Rd[u], rest=rest[u])
@@ -74,38 +82,41 @@ def _body(*refs, tile, with_S0, save):
 
 
 def forward(q, k, v, rows, S0, *, tile, save=False, interpret=False):
-  """o, S (and X, the states before each chunk) from q, k [B, L, H*dk], v [B, L, Hv*dv] and rows.
+  """o, S (and what the backward needs) from q, k [B, L, H*dk], v [B, L, Hv*dv] and rows.
 
   Args:
-    rows: [B/sequences, N, Hv/heads, rows, C] float32: beta and cumulative log decays of each state,
-      number of the document within the chunk (0: the carried one) of each sequence.
-    save: also return X = (I + A)^-1 [B, N, Hv, C, C] and S [B, N, Hv, dk, dv], in q's dtype.
+    rows: [B/sequences, N, Hv/heads, rows, C] float32: beta (of the delta rule) and cumulative log
+      decays of each state, number of the document within the chunk (0: the carried one) of each
+      sequence; None if there is nothing of these.
+    save: also return, in q's dtype, the states before each chunk [B, N, Hv, dk, dv] and, of the
+      delta rule, X = (I + A)^-1 [B, N, Hv, C, C].
   """
-  programs, N, J = rows.shape[:3]
-  B, Hv = programs * tile.sequences, J * tile.heads
+  B, L, _ = q.shape
+  Hv, N = v.shape[2] // tile.dv, L // tile.chunk
   spec = block_specs(tile)
-  in_specs = [spec["key"], spec["key"], spec["value"], spec["rows"]]
-  args = (q, k, v, rows)
+  in_specs, args = [spec["key"], spec["key"], spec["value"]], [q, k, v]
+  if tile.rows:
+    in_specs, args = [*in_specs, spec["rows"]], [*args, rows]
   if S0 is not None:
-    in_specs, args = [*in_specs, spec["state"]], (*args, S0)
+    in_specs, args = [*in_specs, spec["state"]], [*args, S0]
   out_specs = [spec["value"], spec["state"]]
   out_shape = [
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     jax.ShapeDtypeStruct((B, Hv, tile.dk, tile.dv), F32),
   ]
   if save:
-    out_specs += [spec["X"], spec["states"]]
-    out_shape += [
-      jax.ShapeDtypeStruct((B, N, Hv, tile.chunk, tile.chunk), q.dtype),
-      jax.ShapeDtypeStruct((B, N, Hv, tile.dk, tile.dv), q.dtype),
-    ]
+    out_specs.append(spec["states"])
+    out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.dk, tile.dv), q.dtype))
+  if save and tile.erases:
+    out_specs.append(spec["X"])
+    out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.chunk, tile.chunk), q.dtype))
   return pl.pallas_call(
     functools.partial(_body, tile=tile, with_S0=S0 is not None, save=save),
-    grid=(programs, J, N),
+    grid=(B // tile.sequences, Hv // tile.heads, N),
     in_specs=in_specs,
     out_specs=out_specs,
     out_shape=out_shape,
     compiler_params=compiler_params(),
     interpret=interpret,
-    name="delta_rule_fwd",
+    name=f"{tile.name}_fwd",
   )(*args)

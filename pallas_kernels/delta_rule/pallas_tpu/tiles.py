@@ -27,6 +27,7 @@ class Tile:
   ratio: int  # value heads per key head
   dk: int
   dv: int
+  erases: bool  # the delta rule; linear attention only writes
   gates: int  # rows of cumulative log decays per head: none, one, or a coarse and a fine one
   packed: bool
   scale: float
@@ -43,7 +44,11 @@ class Tile:
 
   @property
   def rows(self) -> int:
-    return self.states * (1 + self.gates) + self.sequences * self.packed
+    return self.states * (self.erases + self.gates) + self.sequences * self.packed
+
+  @property
+  def name(self) -> str:
+    return "delta_rule" if self.erases else "linear_attention"
 
   def key(self, u: int) -> int:
     """The number of state u's keys among those of all sequences."""
@@ -75,7 +80,9 @@ def padded_size(d):
   return _power_of_two(max(d, 16)) if d <= LANES else round_up(d, LANES)
 
 
-def choose_tile(B, L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inverse_precision):
+def choose_tile(
+  B, L, H, Hv, dk, dv, dtype, *, erases, gated, packed, scale, chunk, inverse_precision
+):
   """Tile of a problem: as many states as a program can hold, of many heads rather than rows."""
   if chunk is None:
     chunk = 128
@@ -109,6 +116,7 @@ def choose_tile(B, L, H, Hv, dk, dv, dtype, *, gated, packed, scale, chunk, inve
     ratio=ratio,
     dk=dk,
     dv=dv,
+    erases=erases,
     gates=(2 if dtype.itemsize == 4 else 1) if gated else 0,
     packed=packed,
     scale=scale,

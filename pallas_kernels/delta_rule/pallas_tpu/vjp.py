@@ -1,4 +1,4 @@
-"""Differentiable delta rule from the TPU kernels: layouts, padding, derivatives."""
+"""Delta rule and linear attention by the TPU kernels: layouts, padding, derivatives."""
 
 import functools
 
@@ -17,9 +17,9 @@ from pallas_kernels.tiling import pad_axis, round_up
 F32 = jnp.float32
 
 
-def _pack_rows(tile, beta, g, segment_ids):
+def _pack_rows(tile, shape, beta, g, segment_ids):
   """[B/sequences, N, J, rows, C] float32: what the kernels need per token of each state."""
-  B, Lp, Hv = beta.shape
+  B, Lp, Hv = shape
   M, N, J = tile.sequences, Lp // tile.chunk, Hv // tile.heads
 
   def rows(x):
@@ -27,7 +27,7 @@ def _pack_rows(tile, beta, g, segment_ids):
     x = x.astype(F32).reshape(B // M, M, N, tile.chunk, J, -1).transpose(0, 2, 4, 1, 5, 3)
     return x.reshape(B // M, N, J, -1, tile.chunk)
 
-  out = [rows(beta)]
+  out = [] if beta is None else [rows(beta)]
   if tile.gates:
     # Within a chunk b stays above -2^14: in float32 its differences are right to 2e-3 at worst,
     # which is enough for bfloat16, and sums of multiples of 2^-8 are exact, which makes them right
@@ -40,7 +40,7 @@ def _pack_rows(tile, beta, g, segment_ids):
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
     change = (segment_ids != before)[:, :, None]
     out.append(jnp.cumsum(rows(jnp.broadcast_to(change, (B, Lp, J))), -1))
-  return jnp.concatenate(out, axis=3)
+  return jnp.concatenate(out, axis=3) if out else None
 
 
 def _layout(x, Lp, d):
@@ -51,10 +51,10 @@ def _layout(x, Lp, d):
 
 def _inputs(tile, q, k, v, beta, g, S0, segment_ids):
   Lp = round_up(q.shape[1], tile.chunk)
-  beta = pad_axis(beta, 1, Lp)  # a padded token has beta 0: it leaves the state unchanged
-  g = None if g is None else pad_axis(g, 1, Lp)
+  # A padded token has beta 0, or keys of 0: it leaves the state unchanged.
+  beta, g = (None if x is None else pad_axis(x, 1, Lp) for x in (beta, g))
   segment_ids = None if segment_ids is None else pad_axis(segment_ids, 1, Lp, mode="edge")
-  rows = _pack_rows(tile, beta, g, segment_ids)
+  rows = _pack_rows(tile, (v.shape[0], Lp, v.shape[2]), beta, g, segment_ids)
   if S0 is not None:
     S0 = pad_axis(pad_axis(S0.astype(F32), 2, tile.dk), 3, tile.dv)
   return _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv), rows, S0
@@ -72,11 +72,11 @@ def _outputs(tile, q, v, o, S):
 
 
 def _save(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
-  # Saved beside the inputs: X and the state before each chunk, both in the inputs' dtype. The
+  # Saved beside the inputs: the state before each chunk and X, both in the inputs' dtype. The
   # backward's products round them to that dtype anyway.
   args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
-  o, S, X, states = forward(*args, tile=tile, save=True, interpret=interpret)
-  return _outputs(tile, q, v, o, S), (X, states)
+  o, S, *saved = forward(*args, tile=tile, save=True, interpret=interpret)
+  return _outputs(tile, q, v, o, S), (saved[0], saved[1] if tile.erases else None)
 
 
 def _backward(args, residuals, cotangents, *, tile, interpret):
@@ -87,7 +87,7 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
   qp, kp, vp, rows, _ = _inputs(tile, q, k, v, beta, g, None, segment_ids)
   Lp = qp.shape[1]
   dS = pad_axis(pad_axis(dS.astype(F32), 2, tile.dk), 3, tile.dv)
-  dq, dk_, dv_, drows, dS0 = backward(
+  dq, dk_, dv_, dS0, drows = backward(
     qp, kp, vp, rows, *residuals, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
   )
 
@@ -102,14 +102,40 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
     x = x.reshape(*x.shape[:3], tile.sequences, tile.heads, tile.chunk).transpose(0, 3, 1, 5, 2, 4)
     return x.reshape(B, Lp, Hv)[:, :L].astype(like.dtype)
 
-  dbeta = tokens(drows[:, :, :, : tile.states], beta)
+  dbeta = None if beta is None else tokens(drows[:, :, :, : tile.states], beta)
   dg = None
   if g is not None:
     # b is the inclusive sum of g within the chunk.
-    dg = tokens(lax.cumsum(drows[:, :, :, tile.states :], axis=4, reverse=True), g)
+    dg = tokens(lax.cumsum(drows[:, :, :, -tile.states :], axis=4, reverse=True), g)
   dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
   dv_ = dv_.reshape(B, Lp, Hv, tile.dv)[:, :L, :, :dv]
   return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
+
+
+def _by_kernels(plain, q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
+  tile = choose_tile(
+    *q.shape[:3],
+    v.shape[2],
+    padded_size(q.shape[3]),
+    padded_size(v.shape[3]),
+    q.dtype,
+    erases=beta is not None,
+    gated=g is not None,
+    packed=segment_ids is not None,
+    scale=float(scale),
+    chunk=chunk,
+    inverse_precision=precision,
+  )
+  q = q if interpret else only_on(q, "tpu", f"{tile.name}_tpu")
+  options = dict(tile=tile, interpret=interpret)
+  kernels = Kernels(
+    run=functools.partial(_run, **options),
+    save=functools.partial(_save, **options),
+    backward=functools.partial(_backward, **options),
+    plain=functools.partial(plain, scale=float(scale), chunk=tile.chunk),
+    refusal=NO_FORWARD_MODE,
+  )
+  return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
 
 
 def delta_rule_tpu(
@@ -144,25 +170,17 @@ def delta_rule_tpu(
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
   check_inputs(q, k, v, beta, g, S0)
-  tile = choose_tile(
-    *q.shape[:3],
-    v.shape[2],
-    padded_size(q.shape[3]),
-    padded_size(v.shape[3]),
-    q.dtype,
-    gated=g is not None,
-    packed=segment_ids is not None,
-    scale=float(scale),
-    chunk=chunk,
-    inverse_precision=inverse_precision,
-  )
-  q = q if interpret else only_on(q, "tpu", "delta_rule_tpu")
-  options = dict(tile=tile, interpret=interpret)
-  kernels = Kernels(
-    run=functools.partial(_run, **options),
-    save=functools.partial(_save, **options),
-    backward=functools.partial(_backward, **options),
-    plain=functools.partial(plain.delta_rule, scale=float(scale), chunk=tile.chunk),
-    refusal=NO_FORWARD_MODE,
-  )
-  return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
+  options = dict(scale=scale, chunk=chunk, precision=inverse_precision, interpret=interpret)
+  return _by_kernels(plain.delta_rule, q, k, v, beta, g, S0, segment_ids, **options)
+
+
+def linear_attention_tpu(
+  q, k, v, g=None, S0=None, segment_ids=None, *, scale=1.0, chunk=None, interpret=False
+):
+  """o_t = scale q_t S_t with S_t = e^{g_t} S_{t-1} + k_t v_t; and S_L.
+
+  Arguments and results are those of `delta_rule_tpu`.
+  """
+  check_inputs(q, k, v, None, g, S0)
+  options = dict(scale=scale, chunk=chunk, precision=None, interpret=interpret)
+  return _by_kernels(plain.linear_attention, q, k, v, None, g, S0, segment_ids, **options)

@@ -1,4 +1,4 @@
-"""The UT transform and the delta rule without kernels, for second derivatives of kernels."""
+"""What kernels compute, without kernels, for their second derivatives."""
 
 import functools
 
@@ -43,4 +43,17 @@ def delta_rule(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   of_chunk = functools.partial(transform, chunk=chunk)
   return scan.delta_rule_by_scan(
     q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=of_chunk
+  )
+
+
+def linear_attention(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
+  """The same of linear attention, beta None: W = 0 erases nothing, and U = V."""
+  assert beta is None
+
+  def transform(k, v, *_):
+    W = jnp.repeat(jnp.zeros_like(scan.by_chunks(k, chunk)), v.shape[2] // k.shape[2], axis=2)
+    return W, scan.by_chunks(v, chunk)
+
+  return scan.delta_rule_by_scan(
+    q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=transform
   )

@@ -1,0 +1,75 @@
+"""Linear attention by kernels, interpreted, against the float64 recurrence."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.ops import linear_attention
+from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
+from pallas_kernels.linear_attention import linear_attention_tpu
+from tests.support.tolerances import assert_close
+
+KERNELS = ("pallas_tpu",)
+CASES = [
+  (dict(L=1), "float32"),
+  (dict(packed=True), "float32"),
+  (dict(gate="scalar", packed=True, Hv=4), "float32"),
+  (dict(gate="scalar"), "bfloat16"),
+  (dict(B=3, L=256, dk=24, dv=130), "bfloat16"),
+]
+
+
+def inputs_of(dtype, **change):
+  """Of a dtype, as float64."""
+  inputs = cast(random_inputs(Spec(**(dict(B=2, L=140, H=2, dk=16, dv=32) | change))), dtype)
+  del inputs["beta"]
+  wide = lambda name, x: x if name == "segment_ids" else np.asarray(x, np.float64)
+  return {name: wide(name, x) for name, x in inputs.items()}
+
+
+def value_and_grads(inputs, dtype, **options):
+  rule = functools.partial(linear_attention, scale=0.3, **options)
+  inputs = cast(inputs, dtype)
+  return with_gradients(rule)(inputs, random_cotangents(rule, inputs))
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("change,dtype", CASES)
+def test_kernel_equals_recurrence(change, dtype, implementation):
+  inputs = inputs_of(dtype, **change)
+  want = value_and_grads(inputs, "float64", implementation="recurrent")
+  got = value_and_grads(inputs, dtype, implementation=implementation, interpret=True)
+  assert got["o"].dtype == jnp.dtype(dtype) and got["S"].dtype == jnp.float32
+  assert_close(got, want, dtype)
+
+
+def test_second_order_and_members():
+  inputs = {n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", L=20).items()}
+  rule = functools.partial(linear_attention_tpu, chunk=16, interpret=True)
+  plain = functools.partial(linear_attention, implementation="chunkwise")
+
+  def second(rule, inputs):
+    first = jax.grad(lambda x: sum(jnp.sum(y**2) for y in rule(**x)))
+    return jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(first(x))))(inputs)
+
+  got, want = second(rule, inputs), second(plain, inputs)
+  assert all(rel_rms(got[name], want[name]) < 2e-5 for name in want)
+  pairs = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), inputs)
+  got, want = (jax.vmap(lambda x, rule=rule: rule(**x))(pairs) for rule in (rule, plain))
+  for x, y in zip(got, want):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_what_no_kernel_takes_is_said():
+  inputs = {n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", L=4).items()}
+  run = lambda **x: linear_attention(**inputs | x, implementation="pallas_tpu", interpret=True)
+  with pytest.raises(ValueError, match="no decay of value channels"):
+    run(h=jnp.zeros_like(inputs["v"]))
+  with pytest.raises(ValueError, match="interpret=True is for Pallas kernels"):
+    linear_attention(**inputs, interpret=True)
+  with pytest.raises(TypeError, match="recurrent and chunkwise of linear_attention"):
+    jax.jvp(lambda v: run(v=v), (inputs["v"],), (inputs["v"],))
