@@ -12,13 +12,14 @@ FAR_BELOW = -128.0
 MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 
 
-def refusal(q, k, v, beta, g, S0) -> str | None:
+def refusal(q, k, v, beta, g, S0, channels: bool = False) -> str | None:
   """Why no kernel takes these inputs, in one sentence; None if the kernels take them.
 
   Args:
     q, k, v: [B L H d] of a sequence, or [B H d] of one token; beta, g likewise.
     beta: None for linear attention.
     S0: the state before, or anything with its dtype; None for zeros.
+    channels: whether the kernel has gates per key channel.
   """
   plain = "chunkwise" if v.ndim == 4 else "recurrent"
   dk, dv = k.shape[-1], v.shape[-1]
@@ -35,7 +36,7 @@ def refusal(q, k, v, beta, g, S0) -> str | None:
   for name, x in dict(beta=beta, g=g, S0=S0).items():
     if x is not None and x.dtype == jnp.float64:
       return f"a kernel's state is float32, got a float64 {name}; use implementation={plain!r}"
-  if g is not None and g.ndim != v.ndim - 1:
+  if g is not None and g.ndim != v.ndim - 1 and not channels:
     return (
       f"a kernel takes one gate per value head, g of shape {v.shape[:-1]}, got {g.shape}; for"
       f" gates per key channel use implementation={plain!r}"
@@ -43,10 +44,10 @@ def refusal(q, k, v, beta, g, S0) -> str | None:
   return None
 
 
-def check_inputs(q, k, v, beta, g, S0):
+def check_inputs(q, k, v, beta, g, S0, channels: bool = False):
   """Raises what `refusal` says of these inputs."""
   H, Hv = k.shape[-2], v.shape[-2]
   if Hv % H:
     raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
-  if reason := refusal(q, k, v, beta, g, S0):
+  if reason := refusal(q, k, v, beta, g, S0, channels):
     raise ValueError(reason)

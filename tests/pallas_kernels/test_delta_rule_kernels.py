@@ -105,7 +105,9 @@ def test_tpu_programs_take_rows_of_a_batch(change):
 
 
 def test_tpu_tiles_fill_with_states():
-  options = dict(gated=False, packed=False, scale=1.0, chunk=None, inverse_precision=None)
+  options = dict(
+    erases=True, gate="none", packed=False, scale=1.0, chunk=None, inverse_precision=None
+  )
 
   def tile(B, H, d=128, dtype="bfloat16", Hv=None):
     tile = choose_tile(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **options)

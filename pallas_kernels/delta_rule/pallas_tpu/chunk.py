@@ -3,15 +3,20 @@
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.delta_rule.pallas_tpu.channels import FLOOR, Channels, Masks
+from pallas_kernels.delta_rule.pallas_tpu.products import F32
+from pallas_kernels.tiling import SUBLANES, round_up
+
 
 class Decays:
   """Masks and decays of one chunk, from its rows of beta, cumulative log decays and documents.
 
   Attributes:
     row, col: the rows [rows, C] and their transpose, if there are any.
+    channels: for each state, if its channels decay.
   """
 
-  def __init__(self, tile, rows_ref):
+  def __init__(self, tile, rows_ref, gate_ref):
     C = tile.chunk
     self.tile = tile
     if tile.rows:
@@ -19,7 +24,7 @@ class Decays:
       self.col = self.row.T
     r = lax.broadcasted_iota(jnp.int32, (C, C), 0)
     s = lax.broadcasted_iota(jnp.int32, (C, C), 1)
-    self._lower, self._strict = [r >= s], [r > s]
+    self._lower, self._strict, self._upper = [r >= s], [r > s], [r <= s]
     self._kept = [None]  # [C, 1], [C, 1], [1, 1]: tokens that see the carry, reach the next, both
     if tile.packed:
       first = tile.rows - tile.sequences
@@ -27,7 +32,14 @@ class Decays:
       same = [row == col for row, col in documents]
       self._lower = [self._lower[0] & x for x in same]
       self._strict = [self._strict[0] & x for x in same]
+      self._upper = [self._upper[0] & x for x in same]
       self._kept = [self._carried(row[:, C - 1 :], col) for row, col in documents]
+    if tile.channels:
+      masks = Masks(C)
+      g = [jnp.maximum(gate_ref[tile.gates_at(u)].astype(F32), FLOOR) for u in range(tile.states)]
+      self.channels = [
+        Channels(x, masks, self._of_sequence(self._kept, u)) for u, x in enumerate(g)
+      ]
 
   @staticmethod
   def _carried(last, col):
@@ -60,12 +72,23 @@ class Decays:
     """x where j < i in one document, decayed by D = scores(u), else 0."""
     return jnp.where(self._of_sequence(self._strict, u), x if D is None else x * D, 0.0)
 
+  def with_transpose(self, u, x, xT):
+    """x where j <= i in one document, above them its transpose xT, else 0."""
+    upper = jnp.where(self._of_sequence(self._upper, u), xT, 0.0)
+    return jnp.where(self._of_sequence(self._lower, u), x, upper)
+
   def erase(self, u, KK, D):
     """A = beta K K^T strictly below the diagonal, with D = scores(u); None of None."""
     return None if KK is None else self.strict(u, KK * self.beta(u), D)
 
   def carry(self, u):
-    """Factors of the carried state in each token, of each token in the next state, of the state."""
+    """Factors of the carried state in each token, of each token in the next state, of the state.
+
+    Of shapes [C, 1], [C, 1], [1, 1], or [C, dk], [C, dk], [1, dk] where channels decay.
+    """
+    if self.tile.channels:
+      channels = self.channels[u]
+      return channels.into, channels.out, channels.whole
     kept = self._of_sequence(self._kept, u)
     if not self.tile.gates:
       return kept
@@ -75,3 +98,21 @@ class Decays:
     b, to_end = (sum(x[1:], x[0]) for x in (parts, to_end))
     out = jnp.exp(b), jnp.exp(to_end), jnp.exp(b[C - 1 :])
     return out if kept is None else tuple(x * m for x, m in zip(out, kept))
+
+
+def as_rows(columns):
+  """Columns [C, 1] as rows [n, C], by one transpose."""
+  (C, _), n = columns[0].shape, len(columns)
+  lane = lax.broadcasted_iota(jnp.int32, (C, round_up(n, SUBLANES)), 1)
+  joined = jnp.zeros(lane.shape, F32)
+  for i, x in enumerate(columns):
+    joined = jnp.where(lane == i, x, joined)
+  return joined.T[:n]
+
+
+def as_columns(rows):
+  """Rows [1, C] as columns [C, 1], by one transpose."""
+  (_, C), n = rows[0].shape, len(rows)
+  padding = jnp.zeros((round_up(n, SUBLANES) - n, C), F32)
+  joined = jnp.concatenate([*rows, padding] if n % SUBLANES else rows, axis=0).T
+  return [joined[:, i : i + 1] for i in range(n)]

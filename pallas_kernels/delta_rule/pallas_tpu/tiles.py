@@ -29,6 +29,7 @@ class Tile:
   dv: int
   erases: bool  # the delta rule; linear attention only writes
   gates: int  # rows of cumulative log decays per head: none, one, or a coarse and a fine one
+  channels: bool  # a gate for each key channel
   packed: bool
   scale: float
   inverse_precision: str
@@ -65,6 +66,11 @@ class Tile:
     b, h = divmod(i, self.key_heads)
     return b, slice(None), slice(h * self.dk, (h + 1) * self.dk)
 
+  def gates_at(self, u: int) -> tuple:
+    """Where the gates of state u are in a block [sequences, C, heads*dk]."""
+    b, h = divmod(u, self.heads)
+    return b, slice(None), slice(h * self.dk, (h + 1) * self.dk)
+
   def state_at(self, u: int) -> tuple:
     """Where state u is in a block [sequences, heads, ...]."""
     return divmod(u, self.heads)
@@ -81,9 +87,13 @@ def padded_size(d):
 
 
 def choose_tile(
-  B, L, H, Hv, dk, dv, dtype, *, erases, gated, packed, scale, chunk, inverse_precision
+  B, L, H, Hv, dk, dv, dtype, *, erases, gate, packed, scale, chunk, inverse_precision
 ):
-  """Tile of a problem: as many states as a program can hold, of many heads rather than rows."""
+  """Tile of a problem: as many states as a program can hold, of many heads rather than rows.
+
+  Args:
+    gate: "none", "head" or "channel".
+  """
   if chunk is None:
     chunk = 128
   if chunk < 16 or chunk != _power_of_two(chunk):
@@ -99,7 +109,8 @@ def choose_tile(
       return False
     key_heads = max(G // ratio, 1)
     keys = key_heads * dk % LANES == 0 or (key_heads == H and ratio <= G)
-    return keys and (G * dv % LANES == 0 or Hv == G)
+    gates = gate != "channel" or G * dk % LANES == 0 or Hv == G
+    return keys and gates and (G * dv % LANES == 0 or Hv == G)
 
   sizes = [G for G in range(1, Hv + 1) if fits(G)]
   rows = [n for n in range(1, min(B, limit) + 1) if B % n == 0]
@@ -117,7 +128,8 @@ def choose_tile(
     dk=dk,
     dv=dv,
     erases=erases,
-    gates=(2 if dtype.itemsize == 4 else 1) if gated else 0,
+    gates=(2 if dtype.itemsize == 4 else 1) if gate == "head" else 0,
+    channels=gate == "channel",
     packed=packed,
     scale=scale,
     inverse_precision=precision,
@@ -136,6 +148,7 @@ def block_specs(tile, last=None):
     key=pl.BlockSpec((M, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), key(j))),
     dkey=pl.BlockSpec((M, C, tile.key_heads * dk), lambda b, j, n: (b, at(n), j)),
     value=pl.BlockSpec((M, C, G * dv), lambda b, j, n: (b, at(n), j)),
+    gate=pl.BlockSpec((M, C, G * dk), lambda b, j, n: (b, at(n), j)),
     rows=pl.BlockSpec((None, None, None, tile.rows, C), lambda b, j, n: (b, at(n), j, 0, 0)),
     state=pl.BlockSpec((M, G, dk, dv), lambda b, j, n: (b, j, 0, 0)),
     X=pl.BlockSpec((M, None, G, C, C), lambda b, j, n: (b, at(n), j, 0, 0)),

@@ -53,11 +53,13 @@ def _inputs(tile, q, k, v, beta, g, S0, segment_ids):
   Lp = round_up(q.shape[1], tile.chunk)
   # A padded token has beta 0, or keys of 0: it leaves the state unchanged.
   beta, g = (None if x is None else pad_axis(x, 1, Lp) for x in (beta, g))
+  gate = _layout(g.astype(F32), Lp, tile.dk) if tile.channels else None
   segment_ids = None if segment_ids is None else pad_axis(segment_ids, 1, Lp, mode="edge")
   rows = _pack_rows(tile, (v.shape[0], Lp, v.shape[2]), beta, g, segment_ids)
   if S0 is not None:
     S0 = pad_axis(pad_axis(S0.astype(F32), 2, tile.dk), 3, tile.dv)
-  return _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv), rows, S0
+  q, k, v = _layout(q, Lp, tile.dk), _layout(k, Lp, tile.dk), _layout(v, Lp, tile.dv)
+  return q, k, v, rows, gate, S0
 
 
 def _run(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
@@ -84,11 +86,11 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
   do, dS = cotangents
   B, L, H, dk = q.shape
   Hv, dv = v.shape[2:]
-  qp, kp, vp, rows, _ = _inputs(tile, q, k, v, beta, g, None, segment_ids)
+  qp, kp, vp, rows, gate, _ = _inputs(tile, q, k, v, beta, g, None, segment_ids)
   Lp = qp.shape[1]
   dS = pad_axis(pad_axis(dS.astype(F32), 2, tile.dk), 3, tile.dv)
-  dq, dk_, dv_, dS0, drows = backward(
-    qp, kp, vp, rows, *residuals, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
+  dq, dk_, dv_, dS0, drows, dgate = backward(
+    qp, kp, vp, rows, gate, *residuals, _layout(do, Lp, tile.dv), dS, tile=tile, interpret=interpret
   )
 
   def keys(x, like):
@@ -104,7 +106,9 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
 
   dbeta = None if beta is None else tokens(drows[:, :, :, : tile.states], beta)
   dg = None
-  if g is not None:
+  if tile.channels:
+    dg = dgate.reshape(B, Lp, Hv, tile.dk)[:, :L, :, :dk].astype(g.dtype)
+  elif g is not None:
     # b is the inclusive sum of g within the chunk.
     dg = tokens(lax.cumsum(drows[:, :, :, -tile.states :], axis=4, reverse=True), g)
   dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
@@ -112,7 +116,15 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
   return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
 
 
-def _by_kernels(plain, q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
+def _plain(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
+  args = (q, k, v, beta, g, S0, segment_ids)
+  if g is not None and g.ndim == 4:
+    return plain.by_tokens(*args, scale=scale)
+  form = plain.linear_attention if beta is None else plain.delta_rule
+  return form(*args, scale=scale, chunk=chunk)
+
+
+def _by_kernels(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
   tile = choose_tile(
     *q.shape[:3],
     v.shape[2],
@@ -120,7 +132,7 @@ def _by_kernels(plain, q, k, v, beta, g, S0, segment_ids, *, scale, chunk, preci
     padded_size(v.shape[3]),
     q.dtype,
     erases=beta is not None,
-    gated=g is not None,
+    gate="none" if g is None else "head" if g.ndim == 3 else "channel",
     packed=segment_ids is not None,
     scale=float(scale),
     chunk=chunk,
@@ -132,7 +144,7 @@ def _by_kernels(plain, q, k, v, beta, g, S0, segment_ids, *, scale, chunk, preci
     run=functools.partial(_run, **options),
     save=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
-    plain=functools.partial(plain, scale=float(scale), chunk=tile.chunk),
+    plain=functools.partial(_plain, scale=float(scale), chunk=tile.chunk),
     refusal=NO_FORWARD_MODE,
   )
   return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
@@ -158,7 +170,7 @@ def delta_rule_tpu(
     q, k: [B, L, H, dk], bfloat16 or float32.
     v: [B, L, Hv, dv] of the same dtype; value head j uses key head j // (Hv // H).
     beta: [B, L, Hv].
-    g: log decay [B, L, Hv], <= 0, or None.
+    g: log decay [B, L, Hv] or, of key channels, [B, L, Hv, dk], <= 0; or None.
     S0: [B, Hv, dk, dv] float32, or None for zeros.
     segment_ids: [B, L] int32 or None; the state starts from zero where the id changes.
     chunk: power of two >= 16; None is 128.
@@ -169,9 +181,9 @@ def delta_rule_tpu(
   Returns:
     o [B, L, Hv, dv] in v's dtype and S [B, Hv, dk, dv] float32.
   """
-  check_inputs(q, k, v, beta, g, S0)
+  check_inputs(q, k, v, beta, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=inverse_precision, interpret=interpret)
-  return _by_kernels(plain.delta_rule, q, k, v, beta, g, S0, segment_ids, **options)
+  return _by_kernels(q, k, v, beta, g, S0, segment_ids, **options)
 
 
 def linear_attention_tpu(
@@ -181,6 +193,6 @@ def linear_attention_tpu(
 
   Arguments and results are those of `delta_rule_tpu`.
   """
-  check_inputs(q, k, v, None, g, S0)
+  check_inputs(q, k, v, None, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=None, interpret=interpret)
-  return _by_kernels(plain.linear_attention, q, k, v, None, g, S0, segment_ids, **options)
+  return _by_kernels(q, k, v, None, g, S0, segment_ids, **options)

@@ -57,3 +57,28 @@ def linear_attention(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   return scan.delta_rule_by_scan(
     q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=transform
   )
+
+
+def by_tokens(q, k, v, beta, g, S0, segment_ids, *, scale):
+  """The recurrence, for what has no chunks here: gates of key channels. beta may be None."""
+  B, _, H, dk = q.shape
+  Hv, dv = v.shape[2:]
+  einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+  first = lambda x: None if x is None else jnp.moveaxis(x.astype(F32), 1, 0)
+  q, k = (first(jnp.repeat(x, Hv // H, axis=2)) for x in (q, k))
+  kept = None
+  if segment_ids is not None:
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
+    kept = first(segment_ids == before)
+
+  def step(S, x):
+    q, k, v, beta, g, kept = x
+    S = S if kept is None else S * kept[:, None, None, None]
+    S = S if g is None else S * jnp.exp(g)[..., None]
+    R = v if beta is None else beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, S))
+    S = S + einsum("bhk,bhv->bhkv", k, R)
+    return S, scale * einsum("bhk,bhkv->bhv", q, S)
+
+  S = jnp.zeros((B, Hv, dk, dv), F32) if S0 is None else S0.astype(F32)
+  S, o = lax.scan(step, S, (q, k, first(v), first(beta), first(g), kept))
+  return jnp.moveaxis(o, 0, 1).astype(v.dtype), S
