@@ -3,7 +3,14 @@
 import jax.numpy as jnp
 
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.ops import delta_rule, delta_rule_step, dplr, linear_attention, slot
+from deltanet_jax.ops import (
+  delta_rule,
+  delta_rule_step,
+  dplr,
+  linear_attention,
+  linear_attention_step,
+  slot,
+)
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.sharding import locally
 
@@ -80,8 +87,12 @@ def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
   """
 
   def run(q, k, v, g, h, S0, segment_ids):
-    form = "recurrent" if q.shape[1] == 1 else None
-    options = dict(scale=scale, chunk=chunk, implementation=form)
+    if q.shape[1] == 1 and S0 is not None:
+      token = (x[:, 0] for x in (q, k, v))
+      gates = (None if x is None else x[:, 0] for x in (g, h))
+      o, S = linear_attention_step(*token, S0, *gates, scale=scale)
+      return o[:, None], S
+    options = dict(scale=scale, chunk=chunk)
     return linear_attention(q, k, v, g=g, h=h, S0=S0, segment_ids=segment_ids, **options)
 
   keys = _SHARED if q.shape[2] == 1 else _TOKENS

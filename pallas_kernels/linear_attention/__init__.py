@@ -3,7 +3,10 @@
 import importlib
 
 # Imported when they are asked for, as those of the delta rule.
-_MODULES = {"linear_attention_tpu": "pallas_tpu.vjp"}
+_MODULES = {
+  "linear_attention_tpu": "pallas_tpu.vjp",
+  "linear_attention_step_tpu": "pallas_tpu.step",
+}
 __all__ = list(_MODULES)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import subprocess
 import sys
 
@@ -126,7 +127,7 @@ def test_tpu_tiles_fill_with_states():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_steep_decays(dtype, implementation):
   """Log decays of 0 to -20 and resets of -1e4 among them: what comes after one is as exact."""
-  spec = dataclasses.replace(SPEC, B=2, L=256, gate="scalar")
+  spec = dataclasses.replace(SPEC, L=200, Hv=1, gate="scalar")
   inputs, _ = reference(spec, dtype)
   rng = np.random.default_rng(0)
   steep = rng.choice([-0.01, -1.0, -20.0, -1e4], p=[0.6, 0.25, 0.1, 0.05], size=inputs["g"].shape)
@@ -154,12 +155,14 @@ def test_unfused_gpu_design_of_the_paper():
   assert rel_rms(o, want["o"]) < 2e-6 and rel_rms(S, want["S"]) < 2e-6
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("gate", ["none", "scalar"])
+@pytest.mark.parametrize(
+  "gate,implementation",
+  [*itertools.product(["none", "scalar"], KERNELS), ("vector", "pallas_tpu")],
+)
 def test_decoding_step(gate, implementation):
   x = jax_inputs(Spec(B=2, L=1, H=2, Hv=4, dk=16, dv=32, gate=gate), dtype="float32")
   token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
-  g_t = x["g"][:, 0] if gate == "scalar" else None
+  g_t = None if gate == "none" else x["g"][:, 0]
   step = lambda **kw: delta_rule_step(*token, x["S0"], g_t, scale=0.3, **kw)
   got = step(implementation=implementation, interpret=True)
   for y, want in zip(got, step(implementation="recurrent")):
@@ -180,7 +183,19 @@ def test_decoding_step_in_a_stack_of_states(dk, implementation):
   np.testing.assert_array_equal(slot.stack[::2], stack[::2])
 
 
-@pytest.mark.parametrize("implementation", [*KERNELS, "triton"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gates_of_channels_on_tpu(dtype):
+  """In blocks of 8, 16 and 32 tokens, among log decays some far below the floor."""
+  spec = dataclasses.replace(SPEC, L=40, gate="vector", packed=dtype == "float32")
+  inputs, _ = reference(spec, dtype)
+  reset = np.random.default_rng(0).random(inputs["g"].shape) < 0.1
+  inputs = inputs | dict(g=np.where(reset, -1e3, inputs["g"]))
+  want = value_and_grads(inputs, "float64", implementation="recurrent")
+  options = dict(implementation="pallas_tpu", interpret=True, chunk=32)
+  assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
+
+
+@pytest.mark.parametrize("implementation", ["pallas_gpu", "triton"])
 def test_gate_per_channel_is_refused(implementation):
   inputs = jax_inputs(dataclasses.replace(SPEC, gate="vector"), dtype="float32")
   with pytest.raises(ValueError, match="chunkwise"):

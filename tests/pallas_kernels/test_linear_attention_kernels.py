@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.ops import linear_attention
+from deltanet_jax.ops import linear_attention, linear_attention_step
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
 from pallas_kernels.linear_attention import linear_attention_tpu
@@ -20,6 +20,9 @@ CASES = [
   (dict(gate="scalar", packed=True, Hv=4), "float32"),
   (dict(gate="scalar"), "bfloat16"),
   (dict(B=3, L=256, dk=24, dv=130), "bfloat16"),
+  # Blocks of 8, 16 and 32 tokens; log decays down to -20 and far below.
+  (dict(B=1, L=40, gate="vector", packed=True, Hv=4), "float32"),
+  (dict(B=1, L=40, H=1, gate="vector"), "bfloat16"),
 ]
 
 
@@ -45,6 +48,32 @@ def test_kernel_equals_recurrence(change, dtype, implementation):
   got = value_and_grads(inputs, dtype, implementation=implementation, interpret=True)
   assert got["o"].dtype == jnp.dtype(dtype) and got["S"].dtype == jnp.float32
   assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_steep_decays_of_channels(dtype):
+  inputs = inputs_of(dtype, B=1, L=40, H=1, gate="vector")
+  steep = [-0.01, -1.0, -20.0, -1e3]
+  rng = np.random.default_rng(0)
+  inputs["g"] = rng.choice(steep, p=[0.6, 0.2, 0.15, 0.05], size=inputs["g"].shape)
+  want = value_and_grads(inputs, "float64", implementation="recurrent")
+  got = value_and_grads(inputs, dtype, implementation="pallas_tpu", interpret=True)
+  assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
+def test_decoding_step(gate):
+  inputs = inputs_of("float32", L=3, Hv=4, gate=gate)
+  wide = cast(inputs, "float64")
+  want, S_want = linear_attention(**wide, scale=0.3, implementation="recurrent")
+  inputs = cast(inputs, "float32")
+  S, g = inputs["S0"], inputs.get("g")
+  options = dict(scale=0.3, implementation="pallas_tpu", interpret=True)
+  for t in range(3):
+    token = (inputs[name][:, t] for name in ("q", "k", "v"))
+    o, S = linear_attention_step(*token, S, None if g is None else g[:, t], **options)
+    assert rel_rms(o, want[:, t]) < 2e-6
+  assert rel_rms(S, S_want) < 2e-6
 
 
 def test_second_order_and_members():

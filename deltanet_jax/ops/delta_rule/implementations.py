@@ -32,6 +32,7 @@ class Form:
   step: Callable
   kernel: bool = False
   interprets: bool = False
+  channels: bool = True  # whether it has gates per key channel
 
 
 def _plain(form):
@@ -135,9 +136,15 @@ FORMS = {
     _kernel("delta_rule_tpu"), _kernel_step("delta_rule_step_tpu"), kernel=True, interprets=True
   ),
   "pallas_gpu": Form(
-    _kernel("delta_rule_gpu"), _kernel_step("delta_rule_step_gpu"), kernel=True, interprets=True
+    _kernel("delta_rule_gpu"),
+    _kernel_step("delta_rule_step_gpu"),
+    kernel=True,
+    interprets=True,
+    channels=False,
   ),
-  "triton": Form(_kernel("delta_rule_triton"), _kernel_step("delta_rule_step_gpu"), kernel=True),
+  "triton": Form(
+    _kernel("delta_rule_triton"), _kernel_step("delta_rule_step_gpu"), kernel=True, channels=False
+  ),
   "by_platform": Form(_by_platform, _step_by_platform),
 }
 Implementation = Literal[tuple(FORMS)]
@@ -145,7 +152,7 @@ Implementation = Literal[tuple(FORMS)]
 
 def fastest(q, k, v, beta, g, S0) -> Form:
   """The platform's fastest form for these inputs, of a sequence or a token."""
-  name = _FASTEST.get(target_platform())
-  if name is None or refusal(q, k, v, beta, g, S0):
+  form = FORMS.get(_FASTEST.get(target_platform()))
+  if form is None or refusal(q, k, v, beta, g, S0, channels=form.channels):
     return Form(_fastest_plain, _recurrent_step)
-  return FORMS[name]
+  return form

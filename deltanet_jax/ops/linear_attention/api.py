@@ -53,7 +53,7 @@ def linear_attention(
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: largest chunk of the chunkwise form, a power of two; kernels have their own.
     implementation: "recurrent" is the definition, "chunkwise" a scan over chunks, "pallas_tpu" a
-      kernel, for gates per head. A named one runs or raises. None takes the fastest that the
+      kernel. A named one runs or raises. None takes the fastest that the
       platform has for these inputs, this process's or the one named by `compiling_for`.
     interpret: runs the Pallas kernel on the CPU.
 
@@ -65,19 +65,11 @@ def linear_attention(
     check_shape("h", h, v.shape, "v's [B, L, Hv, dv]")
     check_floating(h=h)
   check_chunk(chunk)
-  if implementation is not None:
-    check_implementation(implementation, get_args(Implementation))
-  if interpret and implementation != "pallas_tpu":
-    raise ValueError(
-      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
-    )
   # Products are as exact as the values' dtype deserves, here by the dtype of all three.
   narrow = tuple(x.astype(v.dtype) for x in (q, k, v))
-  if implementation is None:
-    name = _FASTEST.get(target_platform(), "chunkwise")
-    implementation = "chunkwise" if _refusal(*narrow, g, h, S0) else name
+  implementation = _choose(implementation, interpret, *narrow, g, h, S0)
   if implementation == "pallas_tpu":
-    return _kernel(*narrow, g, h, S0, segment_ids, scale=float(scale), interpret=interpret)
+    return _kernel(*narrow, g, S0, segment_ids, scale=float(scale), interpret=interpret)
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, h, S0)
@@ -97,15 +89,29 @@ def _refusal(q, k, v, g, h, S0):
   """Why no kernel takes these inputs; None if one does."""
   if h is not None:
     return 'a kernel has no decay of value channels, h must be None; use implementation="chunkwise"'
-  return refusal(q, k, v, None, g, S0)
+  return refusal(q, k, v, None, g, S0, channels=True)
 
 
-def _kernel(q, k, v, g, h, S0, segment_ids, **options):
+def _choose(implementation, interpret, q, k, v, g, h, S0):
+  """The implementation of this name, which takes these inputs; of no name, the fastest."""
+  if implementation is not None:
+    check_implementation(implementation, get_args(Implementation))
+  if interpret and implementation != "pallas_tpu":
+    raise ValueError(
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  reason = _refusal(q, k, v, g, h, S0)
+  if implementation == "pallas_tpu" and reason:
+    raise ValueError(reason)
+  if implementation is not None:
+    return implementation
+  return "chunkwise" if reason else _FASTEST.get(target_platform(), "chunkwise")
+
+
+def _kernel(q, k, v, g, S0, segment_ids, **options):
   # Imported when it is called: it is heavy.
   from pallas_kernels.linear_attention import linear_attention_tpu
 
-  if reason := _refusal(q, k, v, g, h, S0):
-    raise ValueError(reason)
   inputs = reverse_only((q, k, v, g, S0), _NO_FORWARD_MODE)
   return linear_attention_tpu(*inputs, segment_ids, **options)
 
@@ -131,17 +137,20 @@ def linear_attention_step(
   h_t: Float[Array, "B Hv dv"] | None = None,
   *,
   scale: float = 1.0,
+  implementation: Implementation | None = None,
+  interpret: bool = False,
 ) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"]]:
-  """One decoding token: `linear_attention` for L = 1 that continues from S."""
-  q, k, v, g, h = (None if x is None else x[:, None] for x in (q_t, k_t, v_t, g_t, h_t))
-  o, S = linear_attention(
-    q,
-    k,
-    v,
-    g=g,
-    h=h,
-    S0=S,
-    scale=scale,
-    implementation="recurrent",
-  )
+  """One decoding token: `linear_attention` for L = 1 that continues from S.
+
+  Only a kernel is another implementation here: of one token all plain forms are the recurrence.
+  """
+  token = (q_t, k_t, v_t)
+  name = _choose(implementation, interpret, *(x.astype(v_t.dtype) for x in token), g_t, h_t, S)
+  if name == "pallas_tpu":
+    from pallas_kernels.linear_attention import linear_attention_step_tpu
+
+    token = (x.astype(v_t.dtype) for x in token)
+    return linear_attention_step_tpu(*token, S, g_t, scale=float(scale), interpret=interpret)
+  q, k, v, g, h = (None if x is None else x[:, None] for x in (*token, g_t, h_t))
+  o, S = linear_attention(q, k, v, g=g, h=h, S0=S, scale=scale, implementation="recurrent")
   return o[:, 0], S

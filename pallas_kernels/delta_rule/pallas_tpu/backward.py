@@ -59,10 +59,6 @@ def _body(*refs, tile):
   Q_into, K_into, K_out = Qs, Ks, Ks
   if tile.channels:
     Q_into, K_into, K_out = (cast(times(wide(x), i)) for x, i in ((Qs, 0), (Ks, 0), (Ks, 1)))
-    QK = each(lambda u: decays.channels[u].scores(Qs[u], Ks[u]))
-  else:
-    QK = keys(lambda i: matmul(Q[i], K[i], NT))
-    QK = each(lambda u: QK[key(u)])
   if tile.erases:
     beta = each(decays.beta)
     if tile.channels:
@@ -74,6 +70,11 @@ def _body(*refs, tile):
       A = erase(KK) if dtype == F32 else [None] * tile.states
       missing = erase(missing)
     X = each(lambda u: Inverse.of(X_ref[tile.state_at(u)], A[u], missing[u]))
+  if tile.channels:
+    QK = each(lambda u: decays.channels[u].scores(Qs[u], Ks[u]))
+  else:
+    QK = keys(lambda i: matmul(Q[i], K[i], NT))
+    QK = each(lambda u: QK[key(u)])
   P = each(lambda u: decays.lower(u, QK[u], D[u]).astype(dtype))
   R = V
   if tile.erases:
