@@ -248,7 +248,7 @@ def grads(
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   group = Hv // H
-  tile = tile or tile_for("grads", k)
+  tile = tile or tile_for("grads", k, full=g is not None or documents is not None)
   body = functools.partial(
     _grads_body,
     flags=(g is not None, documents is not None),
