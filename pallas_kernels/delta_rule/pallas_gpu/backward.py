@@ -127,7 +127,7 @@ def dstates(q, k, v, beta, X, P, g, documents, do, dS, *, scale, tile=None, inte
   """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0."""
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("dstates", k)
+  tile = tile or tile_for("dstates", k, full=g is not None or documents is not None)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _dstates_body,

@@ -35,18 +35,26 @@ _BF16 = dict(
   grads=Tile(16, 32, 8),
 )
 _BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
-_F32 = dict(
+_F32_256 = dict(
   intra=Tile(16, 16, 8),
   scores=Tile(32, 32, 4),
   ut_fwd=Tile(16, 16, 8),
   ut_triton=Tile(32, 16, 4),
   ut_bwd=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 4),
-  states=Tile(64, 32, 4),
-  dstates=Tile(32, 16, 8),
+  fwd=Tile(32, 16, 8),
+  states=Tile(64, 16, 4),
+  dstates=Tile(64, 16, 4),
   grads=Tile(16, 16, 4),
 )
-_F32_256 = _F32 | dict(fwd=Tile(32, 16, 8), states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+# 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes (H100).
+_F32 = _F32_256 | dict(
+  intra=Tile(16, 16, 4),
+  full_intra=Tile(16, 16, 8),
+  fwd=Tile(32, 16, 4),
+  states=Tile(64, 32, 4),
+  dstates=Tile(32, 16, 4),
+  full_dstates=Tile(32, 16, 8),
+)
 # (dtype, padded dk, at least 64) -> kernel -> tile.
 OTHER = {
   ("bfloat16", 64): _BF16,
@@ -97,7 +105,7 @@ def tile_for(kernel, k, full=False):
   A GPU that has neither takes OTHER, and a warning says so once.
 
   Args:
-    full: with gates or documents, whose decays take registers; "full_" tiles are for these.
+    full: with gates or documents, whose decays take registers; tiles "full_..." are for these.
   """
   key = _key(k.dtype.name, k.shape[-1])
   table = table_for(gpu.device_kind())[key]
