@@ -35,26 +35,18 @@ _BF16 = dict(
   grads=Tile(16, 32, 8),
 )
 _BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
-_F32_256 = dict(
+_F32 = dict(
   intra=Tile(16, 16, 8),
   scores=Tile(32, 32, 4),
   ut_fwd=Tile(16, 16, 8),
   ut_triton=Tile(32, 16, 4),
   ut_bwd=Tile(16, 16, 8),
   fwd=Tile(32, 16, 8),
-  states=Tile(64, 16, 4),
-  dstates=Tile(64, 16, 4),
+  states=Tile(64, 32, 4),
+  dstates=Tile(32, 16, 8),
   grads=Tile(16, 16, 4),
 )
-# 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes (H100).
-_F32 = _F32_256 | dict(
-  intra=Tile(16, 16, 4),
-  full_intra=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 4),
-  states=Tile(64, 32, 4),
-  dstates=Tile(32, 16, 4),
-  full_dstates=Tile(32, 16, 8),
-)
+_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile.
 OTHER = {
   ("bfloat16", 64): _BF16,
@@ -73,7 +65,20 @@ _H100_BF16 = _BF16 | dict(
   grads=Tile(64, 64, 4),
   full_grads=Tile(32, 64, 8),
 )
-H100 = OTHER | {("bfloat16", size): _H100_BF16 for size in (64, 128)}
+# 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
+_H100_F32 = _F32 | dict(
+  intra=Tile(16, 16, 4),
+  full_intra=Tile(16, 16, 8),
+  fwd=Tile(32, 16, 4),
+  dstates=Tile(32, 16, 4),
+  full_dstates=Tile(32, 16, 8),
+)
+H100 = OTHER | {
+  ("bfloat16", 64): _H100_BF16,
+  ("bfloat16", 128): _H100_BF16,
+  ("float32", 64): _H100_F32,
+  ("float32", 128): _H100_F32,
+}
 _A100_BF16 = _BF16 | dict(
   intra=Tile(64, 64, 4),
   full_intra=Tile(32, 32, 8),
@@ -84,7 +89,7 @@ _A100_BF16 = _BF16 | dict(
   grads=Tile(32, 32, 4),
   full_grads=Tile(16, 32, 8),
 )
-A100 = OTHER | {("bfloat16", size): _A100_BF16 for size in (64, 128)}
+A100 = OTHER | {("bfloat16", 64): _A100_BF16, ("bfloat16", 128): _A100_BF16}
 _B200_BF16 = _BF16 | dict(
   intra=Tile(64, 64, 4),
   scores=Tile(64, 64, 4, 2),
@@ -92,7 +97,7 @@ _B200_BF16 = _BF16 | dict(
   states=Tile(64, 64, 4, 2),
   dstates=Tile(64, 32, 4, 2),
 )
-B200 = OTHER | {("bfloat16", size): _B200_BF16 for size in (64, 128)}
+B200 = OTHER | {("bfloat16", 64): _B200_BF16, ("bfloat16", 128): _B200_BF16}
 # By a part of the name that jax gives a GPU.
 TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 # Six products per float32 product: at chunk 64 the backward spills kilobytes.
