@@ -100,18 +100,13 @@ def tile_table(rows: list[dict]) -> str:
         continue
       (plain,), (full,) = pair
       cell = lambda field, form="": both(lambda row: f"{row[field]:{form}}", plain, full)
-      tile = lambda show: both(lambda row: show(*row["tile"]), plain, full)
-      lines.append([
-        target.upper(), f"`{kernel.removeprefix('delta_rule_')}`", dtype,
-        tile(lambda keys, values, *_: f"{keys} × {values}"),
-        tile(lambda *tile: str(tile[2])), tile(lambda *tile: str(tile[3])),
-        cell("registers"), cell("spill_bytes"),
-        both(lambda row: f"{row['shared_bytes'] / 1024:.0f}", plain, full),
-        cell("barriers"), cell("async_copies"), both(_shapes, plain, full),
-        cell("blocks_per_core"), cell("waves", ".2f"),
-      ])  # fmt: skip
-  header = ["chip", "kernel", "dtype", "tile", "warps", "stages", "registers", "spilled bytes"]
-  header += ["shared, KiB", "barriers", "async copies", "products", "blocks per core", "waves"]
+      tile = both(lambda row: "{} × {}, {}, {}".format(*row["tile"]), plain, full)
+      name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
+      cells = [cell(field) for field in ("registers", "spill_bytes", "barriers", "async_copies")]
+      cells += [both(_shapes, plain, full), cell("blocks_per_core"), cell("waves", ".2f")]
+      lines.append([name, tile, *cells])
+  header = ["kernel", "tile, warps, stages", "registers", "spilled bytes", "barriers"]
+  header += ["async copies", "products", "blocks per core", "waves"]
   return table(header, lines)
 
 
@@ -143,8 +138,7 @@ def tables(rows: list[dict]) -> str:
     text += shown
   text += (
     "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
-    " tile of keys × values, what a block takes, instructions in the code (once inside a loop),"
-    " blocks per core, and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the"
-    " chip.\n\n"
+    " the tile of keys × values, instructions in the code (once inside a loop), blocks per core,"
+    " and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip.\n\n"
   )
   return text + tile_table(rows)
