@@ -68,15 +68,15 @@ def times(case: device_kernels.Case, rounds: int) -> dict:
 
 
 def fastest_tiles(case: device_kernels.Case, rounds: int) -> dict[str, dict]:
-  """Kernel -> seconds with the table's tile and with its alternative, and which is taken.
+  """Kernel -> seconds with the chip's tile and with its alternative, and which is taken.
 
   An alternative whose results are wrong is never taken.
   """
   from pallas_kernels import measured_tiles
-  from pallas_kernels.delta_rule.pallas_gpu.tiles import ALTERNATIVES
+  from pallas_kernels.delta_rule.pallas_gpu.tiles import alternatives
 
   found = {}
-  for kernel, tile in ALTERNATIVES.items():
+  for kernel, tile in alternatives(case.dtype, case.arrays["k"].shape[-1]).items():
     with measured_tiles.forced({kernel: tuple(tile)}):
       right = check(case)["passes"]
       other = times(case, rounds)["seconds"] if right else None

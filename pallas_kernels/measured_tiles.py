@@ -8,7 +8,7 @@ import functools
 import json
 import pathlib
 
-import jax
+from pallas_kernels import gpu
 
 FILE = pathlib.Path(__file__).with_name("measured_tiles.json")
 _forced: dict[str, tuple[int, ...]] = {}
@@ -18,10 +18,7 @@ def find(kernel: str, dtype: str, key_size: int) -> tuple[int, ...] | None:
   """The tile of a kernel for this dtype and padded head size of keys, None if none was measured."""
   if kernel in _forced:
     return _forced[kernel]
-  if jax.default_backend() != "gpu":
-    return None
-  device = _read().get(jax.devices()[0].device_kind, {})
-  tile = device.get(name(kernel, dtype, key_size))
+  tile = _read().get(gpu.device_kind(), {}).get(name(kernel, dtype, key_size))
   return None if tile is None else tuple(tile)
 
 

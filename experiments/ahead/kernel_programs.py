@@ -13,9 +13,11 @@ from experiments.ahead import targets
 from experiments.ahead.hlo import Program as Hlo
 from experiments.ahead.resources import gpu_resources, tpu_resources
 from experiments.ahead.worker import compile_function
+from pallas_kernels.gpu import compiling_for_gpu
 
 # A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
 BATCH, LENGTH, HEADS, SEQUENCES = 16, 2048, 16, 128
+WAVES_BATCH = 8  # the waves of a GPU's blocks are those of this training batch
 # Program -> the kernels it reports, by platform.
 PROGRAMS = {
   "tpu": {
@@ -179,6 +181,7 @@ def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
       found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
     else:
       found = gpu_resources(compiled, kernel)
+      found |= dict(tile=_tile(machine, case, kernel), waves=_waves(compiled, kernel, found))
     size = moved[kernel if kernel in moved else "triton_kernel_call"]
     figures = dict(
       compiles=True,
@@ -193,6 +196,25 @@ def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
     )
     rows.append((key, figures))
   return rows
+
+
+def _tile(machine, case, kernel):
+  """[block_k, block_v, warps, stages] of a GPU's table, None for a kernel that has none."""
+  from pallas_kernels.delta_rule.pallas_gpu import tiles
+
+  name = {"_ut_kernel": "ut_triton"}.get(kernel, kernel.removeprefix("delta_rule_"))
+  if name == "step":
+    return None
+  with compiling_for_gpu(machine.chip.nvidia.device_name):
+    return list(tiles.tile_for(name, _arrays(case)[0]["k"], case.inputs == "full"))
+
+
+def _waves(compiled, kernel, found):
+  """How often a kernel's blocks, WAVES_BATCH rows of them, fill the chip; None for a step."""
+  if kernel not in compiled.grids or kernel == "delta_rule_step":
+    return None
+  blocks = math.prod(compiled.grids[kernel]) * WAVES_BATCH / BATCH
+  return blocks / (compiled.machine.chip.nvidia.cores * found["blocks_per_core"])
 
 
 def failures(target: str, case: Case, error: Exception) -> list[tuple[dict, dict]]:

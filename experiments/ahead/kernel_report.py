@@ -1,6 +1,7 @@
 """What the real compilers make of every kernel, for chips that are not here: counts, not timings.
 
-Bundles per token and head, bytes of VMEM (TPU); registers, bytes of shared memory (GPU); bytes that
+Bundles per token and head, bytes of VMEM (TPU); registers, bytes of shared memory, barriers,
+asynchronous copies, shapes of products, blocks per core and waves of them (GPU); bytes that
 registers spill (on TPU into VMEM); HBM traffic of a kernel and of the whole program around it, over
 the least that its pass must move; CPU seconds to compile.
 Needs `pip install -e .[aot]`. Head size 128 alone, on five targets, took ten minutes on two cores.
@@ -92,6 +93,7 @@ def show(rows: list[tuple[dict, dict]]) -> str:
       taken = f"{x['bundles_per_token_head']:.2f} bundles, {x['vmem_bytes'] / 2**20:.1f} MiB VMEM"
     else:
       taken = f"{x['registers']} registers, {x['shared_bytes'] // 1024} KiB shared"
+      taken += f", {x['blocks_per_core']} blocks per core, {x['barriers']} barriers"
     taken += f", {x['spill_bytes']} B spilled"
     cells += [taken, f"{x['bytes_over_minimum']:.2f}", f"{x['compile_cpu_seconds']:.1f}"]
     lines.append(cells)

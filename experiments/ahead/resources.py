@@ -1,12 +1,19 @@
 """What a kernel takes on its chip, from the files that the compilers wrote about it."""
 
 import collections
-import os
+import pathlib
 import re
 import subprocess
+import tempfile
 
-from experiments.ahead.targets import ptxas
+from deltanet_jax.chips import Nvidia
+from experiments.ahead.targets import nvdisasm, ptxas
 from experiments.ahead.worker import Compiled
+
+# Of every core (streaming multiprocessor) of A100, H100 and B200.
+_REGISTERS, _THREADS, _BLOCKS = 65536, 2048, 32
+_RESERVED = 1024  # bytes of shared memory that a block takes beside its own
+_TENSOR_COLUMNS = 512  # of a B200's tensor memory, which holds what its products add up
 
 
 def tpu_resources(compiled: Compiled, kernel: str) -> dict:
@@ -40,12 +47,15 @@ def tpu_resources(compiled: Compiled, kernel: str) -> dict:
 
 
 def gpu_resources(compiled: Compiled, kernel: str) -> dict:
-  """Registers, spilled and shared bytes of a kernel, and its matrix instructions by kind."""
+  """What a block of a kernel takes, how many fit on a core, and its instructions of some kinds.
+
+  Instructions are counted in the code, once inside a loop: barriers and asynchronous copies in
+  that of the chip, products by kind in PTX, which names their shape.
+  """
   texts = {p: p.read_text() for p in compiled.files if p.suffix == ".ptx" and p.stat().st_size}
   (path,) = [p for p, text in texts.items() if re.search(rf"\.entry {kernel}\b", text)]
-  arch = compiled.machine.chip.nvidia.arch
-  command = [ptxas(), "-v", f"-arch={arch}", str(path), "-o", os.devnull]
-  said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+  gpu = compiled.machine.chip.nvidia
+  said, code = _assemble(path, gpu.arch)
   number = lambda pattern, text: int(re.search(pattern, text)[1])
   shared = "".join(
     p.read_text()
@@ -53,9 +63,42 @@ def gpu_resources(compiled: Compiled, kernel: str) -> dict:
     if p.name.endswith("thunk_sequence.txt") or p.suffix == ".compile_info"
   )
   kinds = re.findall(r"((?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*)", texts[path])
-  return dict(
+  columns = re.search(r"tcgen05\.alloc[^;]*, (\d+);", texts[path])
+  block = dict(
+    tensor_columns=int(columns[1]) if columns else 0,
+    threads=number(r"\.(?:reqntid|maxntid) (\d+)", texts[path]),
     registers=number(r"Used (\d+) registers", said),
-    spill_bytes=number(r"(\d+) bytes spill stores", said),
     shared_bytes=number(rf"\b{kernel}\b.*shared_mem(?:ory|_bytes): ?(\d+)", shared),
+  )
+  return dict(
+    **block,
+    spill_bytes=number(r"(\d+) bytes spill stores", said),
+    blocks_per_core=blocks_per_core(gpu, **block),
+    barriers=len(re.findall(r"\bBAR\.SYNC", code)),
+    async_copies=len(re.findall(r"\bLDGSTS", code)),
     products=dict(collections.Counter(kinds)),
+  )
+
+
+def _assemble(path, arch):
+  """What ptxas says about a PTX file, and the chip's instructions."""
+  with tempfile.TemporaryDirectory() as folder:
+    out = pathlib.Path(folder, "cubin")
+    command = [ptxas(), "-v", f"-arch={arch}", path, "-o", out]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    code = subprocess.run([nvdisasm(), out], capture_output=True, text=True, check=True).stdout
+  return said, code
+
+
+def blocks_per_core(
+  gpu: Nvidia, *, threads: int, registers: int, shared_bytes: int, tensor_columns: int = 0
+) -> int:
+  """How many blocks of a kernel a core holds at once."""
+  registers = -(-registers // 8) * 8  # given out in eights
+  return min(
+    _REGISTERS // (registers * threads),
+    gpu.shared_bytes_per_core // (shared_bytes + _RESERVED),
+    _THREADS // threads,
+    _TENSOR_COLUMNS // tensor_columns if tensor_columns else _BLOCKS,
+    _BLOCKS,
   )

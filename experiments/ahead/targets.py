@@ -117,6 +117,11 @@ def ptxas() -> str | None:
   return found[0] if found else None
 
 
+def nvdisasm() -> str:
+  """Path of the disassembler in the triton wheel."""
+  return f"{sysconfig.get_path('purelib')}/triton/backends/nvidia/bin/nvdisasm"
+
+
 def check_installed(platforms: list[str]):
   """ValueError that names the wheels which compiling for these platforms lacks."""
   has = lambda module: importlib.util.find_spec(module) is not None

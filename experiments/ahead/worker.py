@@ -4,6 +4,7 @@ A process per machine, because libtpu and XLA read their options once and may en
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from deltanet_jax.ops.platform import compiling_for
 from experiments.ahead.targets import Machine, check_installed, devices, ptxas
+from pallas_kernels.gpu import compiling_for_gpu
 
 _DUMP = "EXPERIMENTS_AHEAD_DUMP"  # the worker's own note of where that is
 
@@ -133,7 +135,11 @@ def compile_lowered(machine: Machine, lower: Callable[..., jax.stages.Lowered]) 
   shutil.rmtree(dump)
   dump.mkdir()
   start = Seconds.now()
-  with compiling_for(machine.platform):
+  gpu = machine.chip.nvidia
+  with (
+    compiling_for(machine.platform),
+    compiling_for_gpu(gpu.device_name) if gpu else contextlib.nullcontext(),
+  ):
     lowered = lower(lowering_platforms=(machine.lowering,))
   between = Seconds.now()
   program = lowered.compile()

@@ -1,5 +1,7 @@
 """Counts of the kernels by the real compilers: a table for each chip."""
 
+import re
+
 from deltanet_jax.chips import CHIPS
 from experiments.lib.tables import table
 
@@ -74,6 +76,40 @@ def gpu_table(rows: list[dict]) -> str:
   )
 
 
+def _shapes(row):
+  """The shapes of a kernel's products; tcgen05 has its own in a descriptor."""
+  names = (re.search(r"m\d+n\d+(?=k)|tcgen05", kind)[0] for kind in row["products"])
+  return " ".join(sorted(dict.fromkeys(names)))
+
+
+def tile_table(rows: list[dict]) -> str:
+  """What the tile of each GPU kernel gives at d = 128, plain / full inputs."""
+
+  def both(show, plain, full):
+    cells = [show(plain), show(full)]
+    return cells[0] if cells[0] == cells[1] else " / ".join(cells)
+
+  lines = []
+  rows = [row for row in _matching(rows, head_size=128, value_size=128) if row.get("waves")]
+  for target in _TARGETS:
+    mine = _matching(rows, target=target)
+    for program, kernel, dtype in _cases(mine, "program", "kernel", "dtype"):
+      found = _matching(mine, program=program, kernel=kernel, dtype=dtype)
+      pair = [_matching(found, inputs=inputs) for inputs in ("plain", "full")]
+      if not all(pair):
+        continue
+      (plain,), (full,) = pair
+      cell = lambda field, form="": both(lambda row: f"{row[field]:{form}}", plain, full)
+      tile = both(lambda row: "{} × {}, {}, {}".format(*row["tile"]), plain, full)
+      name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
+      cells = [cell(field) for field in ("registers", "spill_bytes", "barriers", "async_copies")]
+      cells += [both(_shapes, plain, full), cell("blocks_per_core"), cell("waves", ".2f")]
+      lines.append([name, tile, *cells])
+  header = ["kernel", "tile, warps, stages", "registers", "spilled bytes", "barriers"]
+  header += ["async copies", "products", "blocks per core", "waves"]
+  return table(header, lines)
+
+
 def tables(rows: list[dict]) -> str:
   rows = [row["key"] | row["figures"] for row in rows]
   failed = sum(not row["compiles"] for row in rows)
@@ -100,4 +136,9 @@ def tables(rows: list[dict]) -> str:
       shown = gpu_table(mine)
     text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
     text += shown
-  return text
+  text += (
+    "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
+    " the tile of keys × values, instructions in the code (once inside a loop), blocks per core,"
+    " and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip.\n\n"
+  )
+  return text + tile_table(rows)

@@ -7,8 +7,8 @@ import pytest
 
 from experiments import device_check
 from experiments.bench import device_kernels
-from pallas_kernels import measured_tiles
-from pallas_kernels.delta_rule.pallas_gpu.tiles import ALTERNATIVES, TILES, Tile, tile_for
+from pallas_kernels import gpu, measured_tiles
+from pallas_kernels.delta_rule.pallas_gpu.tiles import H100, OTHER, Tile, alternatives, tile_for
 
 
 def case(kernel, inputs="plain", dtype="float32"):
@@ -44,17 +44,18 @@ def test_a_broken_kernel_fails(kernel):
 
 def test_measured_tiles_are_taken(tmp_path, monkeypatch):
   k = jnp.zeros((1, 2, 1, 128), jnp.bfloat16)
-  own = TILES["bfloat16", 128]["intra"]
+  own, other = (table["bfloat16", 128] for table in (OTHER, H100))
   monkeypatch.setattr(measured_tiles, "FILE", tmp_path / "tiles.json")
   measured_tiles._read.cache_clear()
   name = measured_tiles.name("intra", "bfloat16", 128)
-  measured_tiles.write("some GPU", {name: tuple(ALTERNATIVES["intra"])})
-  assert tile_for("intra", k) == own  # no GPU here
+  assert alternatives("bfloat16", 128)["intra"] == other["intra"]
+  measured_tiles.write("some GPU", {name: tuple(other["intra"])})
+  assert tile_for("intra", k) == own["intra"]  # no GPU here
   device = type("Device", (), dict(device_kind="some GPU"))
-  monkeypatch.setattr(measured_tiles.jax, "default_backend", lambda: "gpu")
-  monkeypatch.setattr(measured_tiles.jax, "devices", lambda: [device])
-  assert tile_for("intra", k) == ALTERNATIVES["intra"]
+  monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(gpu.jax, "devices", lambda: [device])
+  assert tile_for("intra", k) == other["intra"]
   with measured_tiles.forced({"intra": (16, 16, 2, 1)}):
     assert tile_for("intra", k) == Tile(16, 16, 2)
-  assert tile_for("fwd", k) == TILES["bfloat16", 128]["fwd"]
+  assert tile_for("fwd", k) == own["fwd"]
   measured_tiles._read.cache_clear()

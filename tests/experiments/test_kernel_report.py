@@ -4,6 +4,7 @@ import pytest
 
 from deltanet_jax.chips import CHIPS
 from experiments.ahead import kernel_programs, targets
+from experiments.ahead.resources import blocks_per_core
 from experiments.ahead.worker import Worker
 from pallas_kernels.tiling import TPU_VMEM_LIMIT
 
@@ -11,6 +12,17 @@ from pallas_kernels.tiling import TPU_VMEM_LIMIT
 BUNDLES = {"v5e": 9.0, "v6e": 7.0}
 BACKWARD_OVER_FORWARD = 3.0
 BYTES_OVER_MINIMUM = 1.1
+COUNTS_HELD = 0.05  # a GPU kernel's registers and barriers may differ by this share
+
+# Kernel -> registers, barriers, asynchronous copies, shape of products, blocks per core.
+H100_COUNTS = dict(
+  intra=(232, 12, 0, "m64n64", 2),
+  scores=(80, 6, 24, "m64n64", 6),
+  fwd=(100, 14, 54, "m64n32", 2),
+  states=(171, 14, 34, "m64n64", 2),
+  dstates=(92, 27, 54, "m64n32", 2),
+  grads=(172, 26, 0, "m64n64", 2),
+)
 
 
 def report(target, inputs, dtype="bfloat16"):
@@ -64,3 +76,34 @@ def test_gpu_kernels_compile(target, dtype):
     assert not any("tf32" in kind for kind in row["products"]), row["kernel"]
     if target == "h100":
       assert row["spill_bytes"] == 0, row["kernel"]
+
+
+@pytest.mark.aot
+def test_gpu_tiles_give_what_chose_them():
+  """H100, bfloat16, plain: registers, barriers, asynchronous copies, products, blocks per core."""
+  rows = {row["kernel"].removeprefix("delta_rule_"): row for row in report("h100", "plain")}
+  for kernel, (registers, barriers, copies, shape, blocks) in H100_COUNTS.items():
+    row = rows[kernel]
+    assert row["spill_bytes"] == 0, kernel
+    assert row["registers"] == pytest.approx(registers, rel=COUNTS_HELD), kernel
+    assert row["barriers"] == pytest.approx(barriers, rel=COUNTS_HELD), kernel
+    assert row["async_copies"] == pytest.approx(copies, rel=COUNTS_HELD), kernel
+    assert all(shape in kind for kind in row["products"]), kernel
+    assert row["blocks_per_core"] == blocks, kernel
+
+
+@pytest.mark.parametrize(
+  "chip,threads,registers,shared,columns,blocks",
+  [
+    ("h100", 128, 232, 32, 0, 2),  # registers
+    ("h100", 128, 100, 108, 0, 2),  # shared memory
+    ("a100", 128, 100, 81, 0, 2),
+    ("a100", 128, 100, 82, 0, 1),
+    ("h100", 32, 32, 0, 0, 32),  # blocks
+    ("h100", 1024, 32, 0, 0, 2),  # threads
+    ("b200", 128, 144, 64, 256, 2),  # tensor memory
+  ],
+)
+def test_blocks_per_core(chip, threads, registers, shared, columns, blocks):
+  block = dict(threads=threads, registers=registers, shared_bytes=shared * 1024)
+  assert blocks_per_core(CHIPS[chip].nvidia, **block, tensor_columns=columns) == blocks

@@ -26,7 +26,7 @@ from pallas_kernels.delta_rule.pallas_gpu.chunk import (
 )
 from pallas_kernels.delta_rule.pallas_gpu.inverse import load_inverse, times_inverse_split
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import first_state, next_state, writes
+from pallas_kernels.delta_rule.pallas_gpu.state import first_state, load_keys, next_state, writes
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
@@ -44,16 +44,16 @@ def _states_body(k_ref, v_ref, beta_ref, X_ref, *refs, flags, group, block_k, bl
 
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+    K = load_keys(k_ref, (b, rows, hk), key_blocks)
     KS = 0.0
-    for S_i, keys in zip(S, key_blocks):
-      KS += dot(k_ref[b, rows, hk, keys], S_i, parts)
+    for i, S_i in enumerate(S):
+      KS += dot(K(i), S_i, parts)
     V = v_ref[b, rows, h, cols].astype(F32)
     R, rest = writes(V, KS, beta, decay, X_ref, (n, b, h), parts)
     R_ref[b, rows, h, cols] = R.astype(R_ref.dtype)
     for S_i, keys in zip(S, key_blocks):
       states_ref[n, b, h, keys, cols] = S_i.astype(states_ref.dtype)
-    K = lambda keys: k_ref[b, rows, hk, keys]
-    return next_state(S, K, key_blocks, R, rest, decay, parts)
+    return next_state(S, K, R, rest, decay, parts)
 
   S = first_state(refs, b, h, key_blocks, cols)
   lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)
@@ -96,13 +96,14 @@ def _dstates_body(
   chunk = X_ref.shape[-1]
   chunks = k_ref.shape[1] // chunk
 
-  def step(i, dS):
-    n = chunks - 1 - i
+  def step(done, dS):
+    n = chunks - 1 - done
     rows, beta, _, _, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+    K = load_keys(k_ref, (b, rows, hk), key_blocks)
     KdS = 0.0
-    for dS_i, keys in zip(dS, key_blocks):
-      KdS += dot(k_ref[b, rows, hk, keys], dS_i, parts)
-      dstates_ref[n, b, h, keys, cols] = dS_i.astype(dstates_ref.dtype)
+    for i, dS_i in enumerate(dS):
+      KdS += dot(K(i), dS_i, parts)
+      dstates_ref[n, b, h, key_blocks[i], cols] = dS_i.astype(dstates_ref.dtype)
     dO = do_ref[b, rows, h, cols]
     dR = dot(P_ref[n, b, h, :, :], dO, parts, TN) + scale_rows(KdS, decay.end)
     dY, rest = times_inverse_split(load_inverse(X_ref, (n, b, h)), dR, parts, TN)
@@ -110,10 +111,10 @@ def _dstates_body(
     dO = scale_rows(dO.astype(F32), decay.start) * scale
     dZ, rest = (scale_rows(scale_rows(x, beta), decay.start) for x in (dY, rest))
     new = []
-    for dS_i, keys in zip(dS, key_blocks):
+    for i, dS_i in enumerate(dS):
       kept = dS_i if decay.whole is None else dS_i * decay.whole
-      kept += dot(q_ref[b, rows, hk, keys], dO, parts, TN)
-      new.append(kept - dot(k_ref[b, rows, hk, keys], dZ, parts, TN, rest))
+      kept += dot(q_ref[b, rows, hk, key_blocks[i]], dO, parts, TN)
+      new.append(kept - dot(K(i), dZ, parts, TN, rest))
     return tuple(new)
 
   dS = tuple(dS_ref[b, h, keys, cols] for keys in key_blocks)
@@ -126,7 +127,7 @@ def dstates(q, k, v, beta, X, P, g, documents, do, dS, *, scale, tile=None, inte
   """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0."""
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("dstates", k)
+  tile = tile or tile_for("dstates", k, full=g is not None or documents is not None)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _dstates_body,
@@ -192,7 +193,9 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
   dG = dA * beta[:, None]
   if has_g:
     dg = score_gates(M + dG * G, parts, iotas)
+  # Strictly lower, so that the sum is exact: one product takes the place of dG K and dG^T K.
   dG = dG.astype(k_ref.dtype)
+  dG += dG.T
 
   def over_keys(i, carry):
     erased, start_terms, end_terms, whole = carry
@@ -216,7 +219,7 @@ def _grads_body(q_ref, k_ref, v_ref, beta_ref, *refs, flags, group, scale, chunk
     if has_g:
       end_terms += jnp.sum(dK_end * K.astype(F32), axis=1)
     dK = dK_end + dot(dP, Q, parts, TN)
-    dK += dot(dG, K, parts) + dot(dG, K, parts, TN)
+    dK += dot(dG, K, parts)
     dK_start = -scale_rows(product(dY_ref, states_ref), decay.start)
     # -e^b K S in Z, seen from dY: its part of dbeta, and with beta of the gate's gradient.
     erased += jnp.sum(dK_start * K.astype(F32), axis=1)
@@ -245,7 +248,7 @@ def grads(
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   group = Hv // H
-  tile = tile or tile_for("grads", k)
+  tile = tile or tile_for("grads", k, full=g is not None or documents is not None)
   body = functools.partial(
     _grads_body,
     flags=(g is not None, documents is not None),

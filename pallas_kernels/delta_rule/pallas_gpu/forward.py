@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import first_state, next_state, writes
+from pallas_kernels.delta_rule.pallas_gpu.state import first_state, load_keys, next_state, writes
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
@@ -33,17 +33,17 @@ def _body(
 
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+    K = load_keys(k_ref, (b, rows, hk), key_blocks)
     KS = QS = 0.0
-    for S_i, keys in zip(S, key_blocks):
-      KS += dot(k_ref[b, rows, hk, keys], S_i, parts)
-      QS += dot(q_ref[b, rows, hk, keys], S_i, parts)
+    for i, S_i in enumerate(S):
+      KS += dot(K(i), S_i, parts)
+      QS += dot(q_ref[b, rows, hk, key_blocks[i]], S_i, parts)
     V = v_ref[b, rows, h, cols].astype(F32)
     R, rest = writes(V, KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
     O += dot(P_ref[n, b, h, :, :], R, parts, rest=rest)
     o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
-    K = lambda keys: k_ref[b, rows, hk, keys]
-    return next_state(S, K, key_blocks, R, rest, decay, parts)
+    return next_state(S, K, R, rest, decay, parts)
 
   S = first_state(refs, b, h, key_blocks, cols)
   S = lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)

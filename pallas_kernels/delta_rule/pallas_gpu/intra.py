@@ -45,7 +45,7 @@ def intra(q, k, beta, g, documents, *, scale, chunk, inverse_precision, tile=Non
   B, L, H, dk = k.shape
   Hv = beta.shape[2]
   kernel = "scores" if inverse_precision is None else "intra"
-  tile = tile or tile_for(kernel, k)
+  tile = tile or tile_for(kernel, k, full=g is not None or documents is not None)
   body = functools.partial(
     _intra_body,
     has_g=g is not None,

@@ -21,11 +21,24 @@ def writes(V, KS, beta, decay, X_ref, at, parts):
   return times_inverse_split(load_inverse(X_ref, at), Y, parts)
 
 
-def next_state(S, K, key_blocks, R, rest, decay, parts):
-  """e^{b_C} S + K^T e^{b_C - b} R; K gives the keys [C block_k] of a block."""
+def load_keys(k_ref, at, key_blocks):
+  """i -> K [C block_k] of key block i, which a chunk needs twice.
+
+  bfloat16 is read once, half of what loading ahead keeps in shared memory: two blocks fit on a core
+  where it would be one. The parts of float32 would stay in registers, and spill.
+  """
+  load = lambda i: k_ref[*at, key_blocks[i]]
+  if k_ref.dtype == F32:
+    return load
+  K = [load(i) for i in range(len(key_blocks))]
+  return lambda i: K[i]
+
+
+def next_state(S, K, R, rest, decay, parts):
+  """e^{b_C} S + K^T e^{b_C - b} R; S in blocks of keys, K(i) the keys [C block_k] of one."""
   R, rest = (scale_rows(x, decay.end) for x in (R, rest))
   new = []
-  for S_i, keys in zip(S, key_blocks):
+  for i, S_i in enumerate(S):
     kept = S_i if decay.whole is None else S_i * decay.whole
-    new.append(kept + dot(K(keys), R, parts, TN, rest))
+    new.append(kept + dot(K(i), R, parts, TN, rest))
   return tuple(new)

@@ -1,12 +1,14 @@
-"""Tiles of the GPU kernels, found by compiling for H100 and A100; inputs padded to them."""
+"""Tiles of the GPU kernels, chosen by compiling for each chip; inputs padded to them."""
 
+import functools
+import logging
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels import measured_tiles
+from pallas_kernels import gpu, measured_tiles
 from pallas_kernels.delta_rule.checks import FAR_BELOW
 from pallas_kernels.tiling import pad_axis, round_up
 
@@ -17,9 +19,11 @@ class Tile(NamedTuple):
   block_k: int
   block_v: int
   warps: int
-  stages: int = 1
+  stages: int = 1  # of a loop's loads that are in flight at once; 1 loads nothing ahead
 
 
+# GPUs without a table of their own, or not named when a kernel is traced: nothing is loaded ahead,
+# so that no block takes more than 48 KiB of shared memory.
 _BF16 = dict(
   intra=Tile(32, 32, 8),
   scores=Tile(64, 64, 4),
@@ -44,9 +48,8 @@ _F32 = dict(
   grads=Tile(16, 16, 4),
 )
 _F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
-# (dtype, padded dk, at least 64) -> kernel -> tile. The same for every GPU that has not measured
-# its own (`measured_tiles`): ahead of time which one it is is not known when a kernel is traced.
-TILES = {
+# (dtype, padded dk, at least 64) -> kernel -> tile.
+OTHER = {
   ("bfloat16", 64): _BF16,
   ("bfloat16", 128): _BF16,
   ("bfloat16", 256): _BF16_256,
@@ -54,23 +57,100 @@ TILES = {
   ("float32", 128): _F32,
   ("float32", 256): _F32_256,
 }
-# What `experiments.device_check` times beside them, for bfloat16: they compile without spills on
-# H100. intra: fewer products and barriers, two blocks per core; the others load ahead.
-ALTERNATIVES = dict(
+_H100_BF16 = _BF16 | dict(
   intra=Tile(64, 64, 4),
+  scores=Tile(64, 64, 4, 2),
   fwd=Tile(64, 32, 4, 2),
+  states=Tile(64, 64, 4, 2),
   dstates=Tile(64, 32, 4, 2),
-  grads=Tile(64, 64, 8),
+  grads=Tile(64, 64, 4),
+  full_grads=Tile(32, 64, 8),
 )
+# 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
+_H100_F32 = _F32 | dict(
+  intra=Tile(16, 16, 4),
+  full_intra=Tile(16, 16, 8),
+  fwd=Tile(32, 16, 4),
+  dstates=Tile(32, 16, 4),
+  full_dstates=Tile(32, 16, 8),
+)
+H100 = OTHER | {
+  ("bfloat16", 64): _H100_BF16,
+  ("bfloat16", 128): _H100_BF16,
+  ("float32", 64): _H100_F32,
+  ("float32", 128): _H100_F32,
+}
+_A100_BF16 = _BF16 | dict(
+  intra=Tile(64, 64, 4),
+  full_intra=Tile(32, 32, 8),
+  scores=Tile(64, 64, 4, 2),
+  fwd=Tile(64, 32, 4, 2),
+  states=Tile(64, 32, 4, 2),
+  dstates=Tile(64, 32, 4, 2),
+  grads=Tile(32, 32, 4),
+  full_grads=Tile(16, 32, 8),
+)
+A100 = OTHER | {("bfloat16", 64): _A100_BF16, ("bfloat16", 128): _A100_BF16}
+_B200_BF16 = _BF16 | dict(
+  intra=Tile(64, 64, 4),
+  scores=Tile(64, 64, 4, 2),
+  fwd=Tile(64, 32, 4, 2),
+  states=Tile(64, 64, 4, 2),
+  dstates=Tile(64, 32, 4, 2),
+)
+B200 = OTHER | {("bfloat16", 64): _B200_BF16, ("bfloat16", 128): _B200_BF16}
+# By a part of the name that jax gives a GPU.
+TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 # Six products per float32 product: at chunk 64 the backward spills kilobytes.
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
-def tile_for(kernel, k):
-  """The tile of a kernel for keys k [B L H dk], dk a power of two."""
-  dtype, size = k.dtype.name, min(max(k.shape[-1], 64), 256)
-  measured = measured_tiles.find(kernel, dtype, size)
-  return Tile(*measured) if measured else TILES[dtype, size][kernel]
+def tile_for(kernel, k, full=False):
+  """The tile of a kernel for keys k [B L H dk], dk a power of two: as measured here, or the chip's.
+
+  A GPU that has neither takes OTHER, and a warning says so once.
+
+  Args:
+    full: with gates or documents, whose decays take registers; tiles "full_..." are for these.
+  """
+  key = _key(k.dtype.name, k.shape[-1])
+  table = table_for(gpu.device_kind())[key]
+  name = f"full_{kernel}" if full and f"full_{kernel}" in table else kernel
+  measured = measured_tiles.find(name, *key)
+  return Tile(*measured) if measured else table[name]
+
+
+def alternatives(dtype, dk):
+  """Kernel -> the tile that `experiments.device_check` times beside its own, for plain inputs.
+
+  For a chip with a table that of OTHER, for others H100's.
+  """
+  own, key = table_for(gpu.device_kind()), _key(dtype, dk)
+  others = (H100 if own is OTHER else OTHER)[key]
+  return {
+    kernel: tile
+    for kernel, tile in others.items()
+    if tile != own[key].get(kernel) and not kernel.startswith("full_")
+  }
+
+
+def _key(dtype, dk):
+  return dtype, min(max(dk, 64), 256)
+
+
+@functools.cache
+def table_for(device_kind):
+  """The tiles of the GPU that jax calls so, None if it is not known."""
+  for name, table in TILES.items():
+    if name in (device_kind or ""):
+      return table
+  if device_kind is not None:
+    logging.getLogger(__name__).warning(
+      "No tiles were chosen for %s: the delta rule's kernels take careful ones."
+      " `python -m experiments.device_check` measures its own.",
+      device_kind,
+    )
+  return OTHER
 
 
 def clamp_chunk(chunk, dtype):

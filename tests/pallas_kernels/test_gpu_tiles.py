@@ -1,0 +1,43 @@
+"""Each GPU takes the tiles of its own table, and every table's tiles compute the same."""
+
+import pytest
+
+from deltanet_jax.chips import CHIPS
+from deltanet_jax.ops.delta_rule.specs import Spec
+from pallas_kernels.delta_rule.pallas_gpu import tiles
+from pallas_kernels.gpu import compiling_for_gpu
+from tests.support.delta_rule import reference, value_and_grads
+from tests.support.tolerances import assert_close
+
+NAMES = {name: chip.nvidia.device_name for name, chip in CHIPS.items() if chip.nvidia}
+SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=128, dv=128, gate="scalar", packed=True)
+
+
+def test_a_gpu_has_its_own_table(caplog):
+  tiles.table_for.cache_clear()
+  found = {name: tiles.table_for(kind) for name, kind in NAMES.items()}
+  own = dict(a100=tiles.A100, h100=tiles.H100, h200=tiles.H100, b200=tiles.B200)
+  assert all(found[name] is own[name] for name in NAMES)
+  assert tiles.table_for(None) is tiles.OTHER and not caplog.records
+  for _ in range(2):
+    assert tiles.table_for("NVIDIA GeForce RTX 4090") is tiles.OTHER
+  (record,) = caplog.records
+  assert "RTX 4090" in record.getMessage()
+
+
+def test_every_table_is_whole():
+  kernels = tiles.OTHER["bfloat16", 64].keys()
+  for table in (*tiles.TILES.values(), tiles.OTHER):
+    assert table.keys() == tiles.OTHER.keys()
+    for own in table.values():
+      assert kernels <= own.keys()
+      assert {name.removeprefix("full_") for name in own} == kernels
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("chip", ["a100", "h100", "b200"])
+def test_every_table_computes_the_same(chip, dtype):
+  inputs, want = reference(SPEC, dtype)
+  options = dict(implementation="pallas_gpu", interpret=True)
+  with compiling_for_gpu(NAMES[chip]):
+    assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
