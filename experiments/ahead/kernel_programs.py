@@ -25,6 +25,10 @@ PROGRAMS = {
     "saving forward": ("delta_rule_fwd",),
     "backward": ("delta_rule_bwd",),
     "step": ("delta_rule_step",),
+    "linear attention forward": ("linear_attention_fwd",),
+    "linear attention saving forward": ("linear_attention_fwd",),
+    "linear attention backward": ("linear_attention_bwd",),
+    "linear attention step": ("linear_attention_step",),
   },
   "gpu": {
     "forward": ("delta_rule_intra", "delta_rule_fwd"),
@@ -38,11 +42,16 @@ PROGRAMS = {
   },
 }  # fmt: skip
 CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
+INPUTS = {"tpu": ("plain", "full", "channels"), "gpu": ("plain", "full")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One program at one shape. inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments."""
+  """One program at one shape.
+
+  inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
+  channel in place of one for each head. Linear attention has no beta.
+  """
 
   program: str
   dtype: str
@@ -50,11 +59,21 @@ class Case:
   value_size: int  # dv
   chunk: int | None
   inputs: str
+  heads: int = HEADS
+
+  @property
+  def linear(self) -> bool:
+    return self.program.startswith("linear attention")
+
+  @property
+  def part(self) -> str:
+    """ "forward", "saving forward", "backward" or "step"."""
+    return self.program.removeprefix("linear attention ")
 
   def normal(self, target: str) -> "Case":
     """The same case with the chunk that the kernels take for it, None for a decoding step."""
     chunk = self.chunk
-    if self.program == "step":
+    if self.part == "step":
       chunk = None
     elif CHIPS[target].platform == "gpu":
       from pallas_kernels.delta_rule.pallas_gpu import tiles
@@ -68,7 +87,7 @@ class Program:
   run: Callable
   args: tuple
   minimum: int  # bytes: what the pass is given, read once, and what it returns, written once
-  tokens: int = BATCH * LENGTH * HEADS  # tokens times heads
+  tokens: int  # times heads
   donate: tuple[int, ...] = ()
 
 
@@ -78,17 +97,20 @@ def _bytes(*trees):
 
 def _arrays(case):
   dk, dv = case.head_size, case.value_size
-  tokens = lambda d: jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS, d), jnp.dtype(case.dtype))
-  gates = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS), jnp.float32)
-  arrays = dict(q=tokens(dk), k=tokens(dk), v=tokens(dv), beta=gates)
+  array = lambda *sizes, dtype=jnp.float32: jax.ShapeDtypeStruct((BATCH, *sizes), dtype)
+  tokens = lambda d: array(LENGTH, case.heads, d, dtype=jnp.dtype(case.dtype))
+  arrays = dict(q=tokens(dk), k=tokens(dk), v=tokens(dv))
+  if not case.linear:
+    arrays["beta"] = array(LENGTH, case.heads)
   if case.inputs == "plain":
     return arrays, None
-  arrays |= dict(g=gates, S0=jax.ShapeDtypeStruct((BATCH, HEADS, dk, dv), jnp.float32))
+  channels = (dk,) if case.inputs == "channels" else ()
+  arrays |= dict(g=array(LENGTH, case.heads, *channels), S0=array(case.heads, dk, dv))
   return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
 
 
 def _sequence(rule, case):
-  """Forward, saving forward or backward of a differentiable delta rule."""
+  """Forward, saving forward or backward of a differentiable rule."""
   arrays, segments = _arrays(case)
   run = lambda x, segments: rule(**x, segment_ids=segments, chunk=case.chunk)
   save = lambda x, segments: jax.vjp(lambda x: run(x, segments), x)
@@ -101,24 +123,26 @@ def _sequence(rule, case):
 
   outputs, pull = jax.eval_shape(save, arrays, segments)
   forward = _bytes(arrays, segments, outputs)
-  match case.program:
+  tokens = BATCH * LENGTH * case.heads
+  match case.part:
     case "forward":
-      return Program(run, (arrays, segments), forward)
+      return Program(run, (arrays, segments), forward, tokens)
     case "saving forward":
-      return Program(save_new, (arrays, segments), forward)
+      return Program(save_new, (arrays, segments), forward, tokens)
     case "backward":
-      return Program(lambda pull, x: pull(x), (pull, outputs), forward + _bytes(arrays))
+      return Program(lambda pull, x: pull(x), (pull, outputs), forward + _bytes(arrays), tokens)
 
 
 def _step(rule, case):
   dk, dv = case.head_size, case.value_size
-  key, value = (
-    jax.ShapeDtypeStruct((SEQUENCES, HEADS, d), jnp.dtype(case.dtype)) for d in (dk, dv)
-  )
-  gate = jax.ShapeDtypeStruct((SEQUENCES, HEADS), jnp.float32)
-  S = jax.ShapeDtypeStruct((SEQUENCES, HEADS, dk, dv), jnp.float32)
-  args = (key, key, value, gate, S, gate if case.inputs == "full" else None)
-  return Program(rule, args, _bytes(args, value, S), SEQUENCES * HEADS, donate=(4,))
+  array = lambda *sizes, dtype=jnp.float32: jax.ShapeDtypeStruct((SEQUENCES, *sizes), dtype)
+  key, value = (array(case.heads, d, dtype=jnp.dtype(case.dtype)) for d in (dk, dv))
+  S = array(case.heads, dk, dv)
+  gate = dict(plain=None, full=array(case.heads), channels=array(case.heads, dk))[case.inputs]
+  beta = () if case.linear else (array(case.heads),)
+  args = (key, key, value, *beta, S, gate)
+  size = _bytes(args, value, S)
+  return Program(rule, args, size, SEQUENCES * case.heads, donate=(3 + len(beta),))
 
 
 def _ut(case, capability):
@@ -140,24 +164,26 @@ def _ut(case, capability):
   arrays, segments = _arrays(case)
   args = (*(arrays.get(x) for x in ("k", "v", "beta", "g")), segments)
   X, W, U = jax.eval_shape(transform, *args)
-  minimum = _bytes(args, W, U)
+  minimum, tokens = _bytes(args, W, U), BATCH * LENGTH * case.heads
   if case.program != "UT backward":
-    return Program(transform, args, minimum)
+    return Program(transform, args, minimum, tokens)
   backward = functools.partial(pallas.ut_transform_bwd, **options)
-  return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]))
+  return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]), tokens)
 
 
 def build(target: str, case: Case) -> Program:
   """The program of a case, for jit."""
-  from pallas_kernels import delta_rule as kernels
+  from pallas_kernels import delta_rule, linear_attention
 
-  if CHIPS[target].platform == "tpu":
-    rule, step = kernels.delta_rule_tpu, kernels.delta_rule_step_tpu
-  else:
-    rule, step = kernels.delta_rule_gpu, kernels.delta_rule_step_gpu
   if case.program.startswith("UT"):
     return _ut(case, 10 * CHIPS[target].nvidia.major)
-  return _step(step, case) if case.program == "step" else _sequence(rule, case)
+  kernels, name = (
+    (linear_attention, "linear_attention") if case.linear else (delta_rule, "delta_rule")
+  )
+  platform = CHIPS[target].platform
+  if case.part == "step":
+    return _step(getattr(kernels, f"{name}_step_{platform}"), case)
+  return _sequence(getattr(kernels, f"{name}_{platform}"), case)
 
 
 def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
@@ -224,6 +250,9 @@ def failures(target: str, case: Case, error: Exception) -> list[tuple[dict, dict
 
 
 def keys(target: str, case: Case) -> list[dict]:
-  """What names each kernel of the case."""
+  """What names each kernel of the case; its heads where they are not the training batch's."""
+  named = dataclasses.asdict(case)
+  if case.heads == HEADS:
+    del named["heads"]
   kernels = PROGRAMS[CHIPS[target].platform][case.program]
-  return [dict(target=target, **dataclasses.asdict(case), kernel=kernel) for kernel in kernels]
+  return [dict(target=target, **named, kernel=kernel) for kernel in kernels]

@@ -37,9 +37,10 @@ _HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size
 _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
-  "inputs", ["plain", "full"], ["plain", "full"],
-  "plain: q, k, v, beta; full: with g, S0 and documents.",
+  "inputs", ["plain", "full"], kernel_programs.INPUTS["tpu"],
+  "plain: q, k, v, beta; full: with g, S0 and documents; channels: with a g per key channel (TPU).",
 )  # fmt: skip
+_HEADS = flags.DEFINE_multi_integer("heads", [kernel_programs.HEADS], "Heads of keys and values.")
 
 
 def cases(target: str) -> list[kernel_programs.Case]:
@@ -50,7 +51,8 @@ def cases(target: str) -> list[kernel_programs.Case]:
     _DTYPES.value,
     ((d, _VALUE_SIZE.value or d) for d in _HEAD_SIZES.value),
     _CHUNKS.value or [kernel_programs.CHUNKS[platform]],
-    _INPUTS.value,
+    [x for x in _INPUTS.value if x in kernel_programs.INPUTS[platform]],
+    _HEADS.value,
   )
   # A decoding step has no chunks.
   cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]

@@ -14,6 +14,10 @@ _PROGRAMS = (
   "UT backward",
   "UT jax-triton",
   "step",
+  "linear attention forward",
+  "linear attention saving forward",
+  "linear attention backward",
+  "linear attention step",
 )
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
 
@@ -45,18 +49,37 @@ def _cases(rows, *fields):
   return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
 
 
+def _bundles(row):
+  return f"{row['bundles_per_token_head']:.3g}"
+
+
 def tpu_table(rows: list[dict]) -> str:
-  """Bundles per token and head, plain inputs; the most VMEM of any case; HBM traffic."""
+  """Bundles per token and head by inputs and size; the most VMEM of any case; HBM traffic."""
   lines = []
   for program, dtype, chunk in _cases(rows, "program", "dtype", "chunk"):
     every = _matching(rows, program=program, dtype=dtype, chunk=chunk)
     plain = _matching(every, inputs="plain")
-    cells = [_cell(plain, lambda row: f"{row['bundles_per_token_head']:.3g}", d) for d in _SIZES]
+    cells = [_cell(plain, _bundles, size) for size in _SIZES]
+    for inputs in ("full", "channels"):
+      cells.append(_cell(_matching(every, inputs=inputs), _bundles, (128, 128)))
     vmem = max(row.get("vmem_bytes", 0) for row in every)
     moved = _cell(plain, _moved, (128, 128))
     lines.append([program, dtype, str(chunk or "–"), *cells, f"{vmem / 2**20:.1f}", moved])
-  sizes = [_size(d) for d in _SIZES]
+  sizes = [*map(_size, _SIZES), "d = 128, full", "d = 128, channels"]
   return table(["program", "dtype", "chunk", *sizes, "VMEM, MiB", "HBM over minimum"], lines)
+
+
+def heads_table(rows: list[dict]) -> str:
+  """Bundles per token and head by number of heads, 16 rows of a batch, bfloat16, d = 128."""
+  rows = _matching(rows, dtype="bfloat16", head_size=128, value_size=128, inputs="plain", chunk=128)
+  heads = sorted({row["heads"] for row in rows})
+  lines = []
+  for target, program in dict.fromkeys((row["target"], row["program"]) for row in rows):
+    found = {row["heads"]: row for row in _matching(rows, target=target, program=program)}
+    if len(found) > 1:
+      cells = [_bundles(found[n]) if n in found else "–" for n in heads]
+      lines.append([f"{target} {program}", *cells])
+  return table(["program", *(f"H = {n}" for n in heads)], lines) if lines else ""
 
 
 def gpu_table(rows: list[dict]) -> str:
@@ -111,7 +134,7 @@ def tile_table(rows: list[dict]) -> str:
 
 
 def tables(rows: list[dict]) -> str:
-  rows = [row["key"] | row["figures"] for row in rows]
+  rows = [dict(heads=16) | row["key"] | row["figures"] for row in rows]
   failed = sum(not row["compiles"] for row in rows)
   verdict = f"{failed} of them do not compile" if failed else "all of them compile"
   text = (
@@ -119,13 +142,14 @@ def tables(rows: list[dict]) -> str:
     " at d = 128 over the least that its pass must move (the kernels of one pass add up).\n"
   )
   for target in _TARGETS:
-    mine = _matching(rows, target=target)
+    mine = _matching(rows, target=target, heads=16)
     if not mine:
       continue
     if CHIPS[target].platform == "tpu":
       what = (
-        "Plain inputs: static bundles per token and head (a decoding step: per head); the most"
-        " VMEM of any case."
+        "Static bundles per token and head (a decoding step: per head), of plain inputs unless"
+        " said: full has a gate per head, S0 and documents, channels a gate per key channel"
+        " instead; the most VMEM of any case."
       )
       shown = tpu_table(mine)
     else:
@@ -136,6 +160,8 @@ def tables(rows: list[dict]) -> str:
       shown = gpu_table(mine)
     text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
     text += shown
+  if heads := heads_table(rows):
+    text += f"\n## Heads on TPU\n\nBundles of 16 rows of 2048 tokens, bfloat16, d = 128.\n\n{heads}"
   text += (
     "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
     " the tile of keys × values, instructions in the code (once inside a loop), blocks per core,"
