@@ -26,6 +26,7 @@ from experiments.plots import (
   regbench,
   regbench_ngram,
   state_tracking,
+  throughput,
   train_step_report,
 )
 
@@ -50,6 +51,7 @@ MODULES: dict[str, ModuleType] = dict(
   layer_report=layer_report,
   outside=outside,
   regbench_ngram=regbench_ngram,
+  throughput=throughput,
   train_step_report=train_step_report,
 )
 

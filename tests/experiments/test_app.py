@@ -24,6 +24,7 @@ COMMANDS = {
   "experiments.bench.decode_speed": ("--context", "--[no]again"),
   "experiments.bench.ensemble_speed": ("--family", "--members", "--rounds"),
   "experiments.bench.mixer_speed": ("--kind", "--width", "--rounds"),
+  "experiments.bench.throughput": ("--model", "--length", "--tokens"),
   "experiments.bench.data_speed": ("--corpus", "--[no]again"),
   "experiments.bench.outside": ("--reference_python", "--layer", "--[no]again"),
   "experiments.ahead.kernel_report": ("--target", "--[no]again"),

@@ -1,0 +1,99 @@
+"""Training throughput against length, beside the paper's figure."""
+
+from matplotlib.figure import Figure
+
+from experiments.lib.tables import table
+from experiments.plots import style
+
+# Thousand tokens per second of 1.3B models on one H100, rows of 2K x 8 to 16K x 1.
+PAPER_LENGTHS = (2048, 4096, 8192, 16384)
+PAPER = {
+  "transformer": (51.3, 46.7, 38.7, 29.1),
+  "mamba": (22.8, 22.8, 22.8, 26.0),
+  "gla": (43.8, 43.5, 43.2, 41.1),
+  "deltanet": (41.5, 41.6, 40.0, 37.3),
+}
+_TITLES = {
+  "transformer": "Transformer++",
+  "mamba": "Mamba",
+  "gla": "GLA",
+  "retnet": "RetNet",
+  "deltanet": "DeltaNet",
+  "deltanet-sliding": "DeltaNet + sliding",
+  "deltanet-global": "DeltaNet + global",
+}
+
+
+def _curves(rows):
+  """Model -> {length: tokens per second}, models in the order of _TITLES."""
+  found = {name: {} for name in _TITLES}
+  for row in rows:
+    found[row["key"]["model"]][row["key"]["length"]] = row["figures"]["tokens_per_second"]
+  return {name: dict(sorted(curve.items())) for name, curve in found.items() if curve}
+
+
+def _shape(rows):
+  key = rows[0]["key"]
+  return f"width {key['width']}, {key['depth']} layers, {key['tokens']:,} tokens a batch"
+
+
+def crossing(curves, slower, faster) -> str:
+  """Where `slower` falls below `faster` for good."""
+  lengths = [n for n in curves[slower] if n in curves[faster]]
+  below = [curves[slower][n] < curves[faster][n] for n in lengths]
+  if not below[-1]:
+    return "not up to the longest"
+  first = max((i + 1 for i, x in enumerate(below) if not x), default=0)
+  return (
+    "at every length" if first == 0 else f"between {lengths[first - 1]:,} and {lengths[first]:,}"
+  )
+
+
+def tables(rows: list[dict]) -> str:
+  curves = _curves(rows)
+  lengths = sorted({n for curve in curves.values() for n in curve})
+  lines = []
+  for name, curve in curves.items():
+    cells = [f"{curve[n]:,.0f}" if n in curve else "–" for n in lengths]
+    kept = f"{curve[max(curve)] / curve[min(curve)]:.2f}"
+    paper = [f"{x:g}K" for x in PAPER[name]] if name in PAPER else ["–"] * 4
+    lines.append([_TITLES[name], *cells, kept, *paper])
+  header = ["tokens/s", *(f"{n:,}" for n in lengths), "last over first"]
+  text = (
+    f"Training updates of models of {_shape(rows)}, {rows[0]['provenance']['machine']}; by length"
+    " of a row. Paper: 1.3B models on one H100, 16,384 tokens a batch.\n\n"
+    + table([*header, *(f"paper, {n // 1024}K" for n in PAPER_LENGTHS)], lines)
+  )
+  if {"transformer", "deltanet"} <= set(curves):
+    where = crossing(curves, "transformer", "deltanet")
+    text += (
+      f"\nTransformer++ is slower than DeltaNet: {where}. In the paper: between 4,096 and 8,192.\n"
+    )
+  return text
+
+
+def figure(rows: list[dict]) -> Figure:
+  drawn, (ours, theirs) = style.panels(2, 2, (4.4, 3.2))
+  curves = _curves(rows)
+  paper = {name: dict(zip(PAPER_LENGTHS, values)) for name, values in PAPER.items()}
+  colours = {name: style.colour(i) for i, name in enumerate(_TITLES)}
+  shown = (
+    (ours, curves, 1000, f"Here, {_shape(rows)}"),
+    (theirs, paper, 1, "Paper, 1.3B on an H100"),
+  )
+  for panel, found, unit, title in shown:
+    ends = []
+    for name, curve in found.items():
+      values = [x / unit for x in curve.values()]
+      panel.plot(list(curve), values, "o-", color=colours[name], markersize=3)
+      ends.append((max(curve), values[-1], _TITLES[name], colours[name]))
+    lengths = sorted({n for curve in found.values() for n in curve})
+    style.log_axis(
+      panel.xaxis, lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths]
+    )
+    panel.set(title=title, xlabel="tokens of a row", ylabel="thousand tokens per second")
+    panel.set_ylim(bottom=0)
+    panel.set_xlim(lengths[0] / 1.2, lengths[-1] * (lengths[-1] / lengths[0]) ** 0.55)
+    style.direct_labels(panel, ends)
+  drawn.suptitle(rows[0]["provenance"]["machine"], fontsize=8, color="0.4")
+  return drawn
