@@ -8,12 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.ops import causal_attention, delta_rule, delta_rule_step, numerics
+from deltanet_jax.ops import (
+  causal_attention,
+  delta_rule,
+  delta_rule_step,
+  linear_attention,
+  linear_attention_step,
+  numerics,
+)
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
 
 # Implementations of each platform; "unfused" is the paper's design around a UT kernel.
 RULES = {"tpu": ("pallas_tpu",), "gpu": ("pallas_gpu", "pallas_gpu unfused", "triton")}
 KERNELS = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
+LINEAR = ("pallas_tpu",)  # those of linear attention; they have gates of key channels too
 DTYPES = ("float32", "bfloat16")
 
 
@@ -23,18 +31,24 @@ class Sizes:
   ugly: tuple[str, ...]
   ugly_length: int
   chunk: int | None
-  dtypes: dict[str, tuple[str, ...]]  # of plain and of full inputs
+  dtypes: dict[str, tuple[str, ...]]  # of plain and full inputs and of gates per key channel
 
 
 # On a device its own chunks and more than one of them, off their grid; interpreted as small as can
 # be: every program compiles for seconds there.
-DEVICE = Sizes(Spec(B=2, L=1000, H=4, dk=128), UGLY, 4096, None, dict(plain=DTYPES, full=DTYPES))
+DEVICE = Sizes(
+  Spec(B=2, L=1000, H=4, dk=128),
+  UGLY,
+  4096,
+  None,
+  dict(plain=DTYPES, full=DTYPES, channels=DTYPES),
+)
 INTERPRETED = Sizes(
   Spec(B=1, L=40, H=1, Hv=2, dk=16, dv=32),
   ("identical_beta_2",),
   256,
   32,
-  dict(plain=("float32",), full=DTYPES),
+  dict(plain=("float32",), full=DTYPES, channels=("float32",)),
 )
 
 
@@ -73,6 +87,15 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
       if name != "triton" or triton:
         yield from _rules(name, sizes, options)
     yield from _others(KERNELS[platform], sizes, options)
+    if KERNELS[platform] in LINEAR:
+      yield from _linear(KERNELS[platform], sizes, options)
+
+
+def _specs(name, spec):
+  """The kinds of inputs that a kernel serves."""
+  full = dataclasses.replace(spec, gate="scalar", packed=True)
+  found = dict(plain=spec, full=full)
+  return found | (dict(channels=dataclasses.replace(full, gate="vector")) if name in LINEAR else {})
 
 
 def _rules(name, sizes, options):
@@ -84,14 +107,31 @@ def _rules(name, sizes, options):
     run = functools.partial(delta_rule, implementation=name, chunk=sizes.chunk, **options)
   truth = functools.partial(delta_rule, implementation="recurrent")
   plain = functools.partial(delta_rule, implementation="chunkwise")
-  full = dataclasses.replace(sizes.spec, gate="scalar", packed=True)
   make = functools.partial(Case, kernel=name, run=run, truth=truth, plain=plain)
-  for inputs, spec in (("plain", sizes.spec), ("full", full)):
+  for inputs, spec in _specs(name, sizes.spec).items():
     for dtype in sizes.dtypes[inputs]:
       yield make(inputs=inputs, dtype=dtype, arrays=random_inputs(spec))
   for kind in sizes.ugly:
     arrays = ugly_inputs(kind, L=sizes.ugly_length)
     yield make(inputs=kind, dtype="float32", arrays=arrays, plain=None)
+
+
+def _linear(name, sizes, options):
+  """Linear attention, over a sequence and one token."""
+  forms = lambda rule: [
+    functools.partial(rule, implementation=name, **options),
+    functools.partial(rule, implementation="recurrent"),
+    functools.partial(rule, implementation="chunkwise"),
+  ]
+  for inputs, spec in _specs(name, sizes.spec).items():
+    arrays = {n: x for n, x in random_inputs(spec).items() if n != "beta"}
+    for dtype in sizes.dtypes[inputs]:
+      yield Case(f"linear attention {name}", inputs, dtype, arrays, *forms(linear_attention))
+  one = random_inputs(dataclasses.replace(sizes.spec, L=1, gate="vector"))
+  token = {f"{n}_t": one[n][:, 0] for n in ("q", "k", "v", "g")} | dict(S=one["S0"])
+  steps = forms(linear_attention_step)
+  for dtype in DTYPES:
+    yield Case(f"step linear attention {name}", "channels", dtype, token, *steps, gradients=False)
 
 
 def _others(name, sizes, options):
