@@ -91,6 +91,10 @@ def _body(*refs, tile):
   dO_state = dO if tile.channels or carry[0] is None else cast(times(wide(dO), 0))
   # The gradients of what queries and keys meet: Q K^T, then the state.
   dP = each(lambda u: matmul(dO[u], R[u], NT))
+  if tile.erases:
+    dA = each(lambda u: -matmul(dYd[u], R[u], NT))
+    L = each(lambda u: decays.strict(u, dA[u], D[u]))
+    dKK = each(lambda u: L[u] * beta[u])
   if tile.channels:
     dP = each(lambda u: decays.with_transpose(u, dP[u], matmul(R[u], dO[u], NT)).astype(dtype))
     dQ, dK_met = zip(*each(lambda u: decays.channels[u].score_gradients(Qs[u], Ks[u], dP[u])))
@@ -104,9 +108,6 @@ def _body(*refs, tile):
   dK_write = times(each(lambda u: matmul(R[u], dSd[u], NT)), 1)
   dK_erase = None
   if tile.erases:
-    dA = each(lambda u: -matmul(dYd[u], R[u], NT))
-    L = each(lambda u: decays.strict(u, dA[u], D[u]))
-    dKK = each(lambda u: L[u] * beta[u])
     if tile.channels:
       dV_state = dVd
       turned = each(lambda u: -matmul(R[u], dYd[u], NT) * decays.row[u : u + 1])
@@ -133,19 +134,22 @@ def _body(*refs, tile):
   columns, ends = [], []
   if tile.erases:
     columns += each(lambda u: lane_sums(dY[u] * Z[u], L[u] * KK[u]))
-  if tile.gates or tile.channels:
+
+  def gate_gradient(u):
+    """That of b, and what belongs to the last one of them: by written keys, by the state."""
     # q_i and the erasing k_i stand beside e^{b_i}, the k_j that they meet beside e^{-b_j}, and the
     # written k_i beside e^{b_C - b_i}: the last one's terms in b_i and in b_C cancel. Kept, their
     # rounding would drown small gradients.
-    q, k, write = wide(Qs), wide(Ks), each(lambda u: without_last(dK_write[u]))
-    of_key = each(lambda u: -(write[u] + dK_met[u]))
-    if tile.erases:
-      of_key = each(lambda u: dK_erase[u] + of_key[u])
-    db = each(lambda u: q[u] * dQ[u] + k[u] * of_key[u])
-    written, state = each(lambda u: k[u] * write[u]), each(lambda u: dS[u] * S[u].astype(F32))
+    q, k, write = Qs[u].astype(F32), Ks[u].astype(F32), without_last(dK_write[u])
+    of_key = write + dK_met[u]
+    of_key = dK_erase[u] - of_key if tile.erases else -of_key
+    return q * dQ[u] + k * of_key, k * write, dS[u] * S[u].astype(F32)
+
   if tile.gates:
-    columns += [jnp.sum(x, axis=1, keepdims=True) for x in db]
-    ends = each(lambda u: total(written[u]) + total(state[u]) * carry[u][2])
+    for u in range(tile.states):
+      db, written, state = gate_gradient(u)
+      columns.append(jnp.sum(db, axis=1, keepdims=True))
+      ends.append(total(written) + total(state) * carry[u][2])
   if columns:
     drows_ref, *refs = refs
     drows = as_rows(columns)
@@ -158,6 +162,7 @@ def _body(*refs, tile):
     drows_ref[...] = drows
   kept = dS if tile.channels else times(dS, 2)
   if tile.channels:
+    db, written, state = zip(*each(gate_gradient))
     state = as_rows([jnp.sum(x, axis=1, keepdims=True) for x in state])
     at_end = lax.broadcasted_iota(jnp.int32, db[0].shape, 0) == tile.chunk - 1
     for u in range(tile.states):
