@@ -52,17 +52,20 @@ def crossing(curves, slower, faster) -> str:
 def tables(rows: list[dict]) -> str:
   curves = _curves(rows)
   lengths = sorted({n for curve in curves.values() for n in curve})
-  lines = []
+  ours = []
   for name, curve in curves.items():
     cells = [f"{curve[n]:,.0f}" if n in curve else "–" for n in lengths]
-    kept = f"{curve[max(curve)] / curve[min(curve)]:.2f}"
-    paper = [f"{x:g}K" for x in PAPER[name]] if name in PAPER else ["–"] * 4
-    lines.append([_TITLES[name], *cells, kept, *paper])
+    ours.append([_TITLES[name], *cells, f"{curve[max(curve)] / curve[min(curve)]:.2f}"])
   header = ["tokens/s", *(f"{n:,}" for n in lengths), "last over first"]
+  paper = [
+    [_TITLES[name], *(f"{1000 * x:,.0f}" for x in values), f"{values[-1] / values[0]:.2f}"]
+    for name, values in PAPER.items()
+  ]
   text = (
     f"Training updates of models of {_shape(rows)}, {rows[0]['provenance']['machine']}; by length"
-    " of a row. Paper: 1.3B models on one H100, 16,384 tokens a batch.\n\n"
-    + table([*header, *(f"paper, {n // 1024}K" for n in PAPER_LENGTHS)], lines)
+    f" of a row.\n\n{table(header, ours)}\n"
+    "The paper: 1.3B models on one H100, 16,384 tokens a batch.\n\n"
+    + table(["tokens/s", *(f"{n:,}" for n in PAPER_LENGTHS), "last over first"], paper)
   )
   if {"transformer", "deltanet"} <= set(curves):
     where = crossing(curves, "transformer", "deltanet")
