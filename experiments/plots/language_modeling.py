@@ -109,25 +109,32 @@ def tables(rows: list[dict]) -> str:
   return "\n".join(parts)
 
 
+def _text_panel(panel, found):
+  """A line for each model, best on top, a dot for each seed; what is far off is only written."""
+  best_first = sorted(found, key=lambda name: _mean(found[name], _BITS))
+  limit = 1.2 * _mean(found[best_first[len(found) // 2]], _BITS)
+  for i, name in enumerate(best_first):
+    values = [run[_BITS] for run in found[name]]
+    delta = "delta" in name or name.startswith(("l1", "l2"))
+    if min(values) > limit:
+      panel.annotate(
+        f"{min(values):.2f} →", (1, i), xycoords=("axes fraction", "data"), ha="right",
+        va="center", fontsize=6,
+      )  # fmt: skip
+      continue
+    panel.plot(values, [i] * len(values), "o-", color=style.colour(0 if delta else 1), markersize=4)
+  panel.set_yticks(range(len(best_first)), [NAMES[name] for name in best_first], fontsize=6)
+  panel.set_ylim(len(best_first) - 0.5, -0.5)
+  panel.set(title="Held-out text", xlabel="bits per byte")
+
+
 def figure(rows: list[dict]) -> Figure | None:
-  """Bits per byte against recall, loss against position, loss against the length of the context."""
+  """Bits per byte of every model, loss against position, loss against the length of the context."""
   found = _runs(rows)
   if not found:
     return None
-  drawn, (scatter, position, context) = style.panels(3, 3, (4.6, 3.6))
-  scatter.set(
-    title="Text and recall", xlabel="bits per byte", ylabel="recall gain, bits per letter"
-  )
-  points = {
-    name: (x, y)
-    for name, runs in found.items()
-    if (x := _mean(runs, _BITS)) is not None and (y := _mean(runs, "recall_gain")) is not None
-  }
-  for name, (x, y) in points.items():
-    delta = "delta" in name or name.startswith("l")
-    color = style.colour(0 if delta and name != "linear-attention" else 1)
-    scatter.plot(x, y, "o", color=color)
-    scatter.annotate(NAMES[name], (x, y), (3, 3), textcoords="offset points", fontsize=6)
+  drawn, (text, position, context) = style.panels(3, 3, (4.6, 3.6))
+  _text_panel(text, found)
   longest = LENGTH * MULTIPLES[-1]
   main = [name for name in MAIN if name in found]
   position.set(title=f"Rows of {longest}", xlabel="bytes before", ylabel="nats per byte")
