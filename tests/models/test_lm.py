@@ -14,6 +14,7 @@ from jax import lax
 from deltanet_jax.mixers.block_deltanet import BlockDeltaNetConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
+from deltanet_jax.mixers.kda import KDAConfig
 from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.models.build import abstract
 from deltanet_jax.models.lm import check_tokens
@@ -195,11 +196,12 @@ def test_the_check_of_tokens_is_not_in_the_program(monkeypatch):
   assert lower() == checked
 
 
-# What the delta rule becomes on each platform, forward and backward.
+# What the delta rule becomes on each platform, forward and backward; and linear attention.
 KERNELS = {
   "cuda": ("delta_rule_fwd", "delta_rule_grads"),
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),
 }
+LINEAR = ("linear_attention_fwd", "linear_attention_bwd")
 # One of each engine; shapes cost nothing, so these are the real sizes.
 IN_SHORT = {
   "deltanet-sliding-1.3b",
@@ -219,8 +221,10 @@ def test_lowers_for_gpu_and_tpu(name, platform):
   # Kernels take keys of up to 256 and values of up to 512; larger ones run in plain JAX.
   expected = False
   for mixer in cfg.mixers.values():
-    # Gates per key channel are for plain JAX alone, so KDA is not among them.
-    if isinstance(mixer, DeltaNetConfig | GatedDeltaNetConfig):  # DeltaProduct's included
+    kinds = DeltaNetConfig | GatedDeltaNetConfig  # DeltaProduct's included
+    if platform == "tpu":  # gates per key channel
+      kinds |= KDAConfig
+    if isinstance(mixer, kinds):
       expected = mixer.key_size <= 256 and mixer.value_size <= 512
     elif isinstance(mixer, BlockDeltaNetConfig):
       expected = mixer.block_size <= 256 and mixer.value_size <= 512
@@ -229,3 +233,5 @@ def test_lowers_for_gpu_and_tpu(name, platform):
   assert "stablehlo.dot_general" in text
   for kernel in KERNELS[platform]:
     assert (kernel in text) == expected, kernel
+  if name.startswith(("gla", "hgrn2", "rwkv6")):
+    assert all((kernel in text) == (platform == "tpu") for kernel in LINEAR)

@@ -9,6 +9,7 @@ above -20, the floor.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
@@ -22,14 +23,19 @@ def _rows(C, width):
   return lax.broadcasted_iota(jnp.int32, (C, width), 0)
 
 
+def _roll(x, n):
+  """Rows moved down by n, the last ones to the top."""
+  # A plain n would be a 64-bit number where jax_enable_x64 is set.
+  return pltpu.roll(x, np.int32(n % x.shape[0]), 0)
+
+
 def _within_blocks_of_8(g):
   """Sums of g over the tokens of a block up to each, and over those after it."""
-  C = g.shape[0]
   row = _rows(*g.shape) & 7
-  upto, after = g, jnp.where(row < 7, pltpu.roll(g, C - 1, 0), 0.0)
+  upto, after = g, jnp.where(row < 7, _roll(g, -1), 0.0)
   for n in (1, 2, 4):
-    upto = upto + jnp.where(row >= n, pltpu.roll(upto, n, 0), 0.0)
-    after = after + jnp.where(row < 8 - n, pltpu.roll(after, C - n, 0), 0.0)
+    upto = upto + jnp.where(row >= n, _roll(upto, n), 0.0)
+    after = after + jnp.where(row < 8 - n, _roll(after, -n), 0.0)
   return upto, after
 
 
