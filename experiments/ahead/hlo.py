@@ -172,7 +172,7 @@ class Program:
       if counter.op == "get-tuple-element" and start.op == end.op == "tuple":
         i = int(counter.attribute("index"))
         first, limit = _constant(around, start.operands[i]), _constant(condition, limit.name)
-        update = body[end.operands[i]]
+        update = _source(body, end.operands[i])
         steps = [_constant(body, x) for x in update.operands] if update.op == "add" else []
         steps = [x for x in steps if x]
         if first is not None and limit is not None and steps:
@@ -247,10 +247,15 @@ def _root(computation: Computation) -> Instruction:
   return next(x for x in computation.values() if x.root)
 
 
-def _constant(computation, name) -> int | None:
+def _source(computation, name):
+  """What this is a copy of."""
   while computation[name].op in ("copy", "bitcast"):
     name = computation[name].operands[0]
-  value = computation[name]
+  return computation[name]
+
+
+def _constant(computation, name) -> int | None:
+  value = _source(computation, name)
   return int(value.rest) if value.op == "constant" and value.rest.isdigit() else None
 
 

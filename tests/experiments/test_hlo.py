@@ -34,7 +34,8 @@ HloModule m
   %x.2 = (f32[8,8]{1,0}, u32[]) parameter(0)
   %two = u32[] constant(2), metadata={op_name="f"}
   %i.2 = u32[] get-tuple-element(%x.2), index=1
-  %next = u32[] add(%i.2, %two)
+  %sum = u32[] add(%i.2, %two)
+  %next = u32[] copy(%sum)
   %y = f32[8,8]{1,0} get-tuple-element(%x.2), index=0
   %part = bf16[2,8]{1,0} fusion(%y), kind=kCustom, calls=%gather.1
   %scattered = f32[2,8]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
