@@ -76,8 +76,11 @@ def test_decoding_step(gate):
   assert rel_rms(S, S_want) < 2e-6
 
 
-def test_second_order_and_members():
-  inputs = {n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", B=1, L=16, H=1).items()}
+@pytest.mark.parametrize("gate", ["none", "vector"])
+def test_second_order_and_members(gate):
+  inputs = {
+    n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", B=1, L=16, H=1, gate=gate).items()
+  }
   rule = functools.partial(linear_attention_tpu, chunk=16, interpret=True)
   plain = functools.partial(linear_attention, implementation="chunkwise")
 

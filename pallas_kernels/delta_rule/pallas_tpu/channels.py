@@ -98,32 +98,30 @@ class Channels:
 
   def _met(self, n, F, K):
     """Later halves of F and earlier ones of K, decayed to where they meet, in one matrix."""
-    return (jnp.where(self._odd[n], F, K) * self._meeting[n]).astype(self._dtype)
+    return jnp.where(self._odd[n], F, K) * self._meeting[n]
 
   def scores(self, F, K):
     """sum_c F_ic K_jc e^{b_ic - b_jc} for j <= i; anything for others."""
-    self._dtype = F.dtype
+    dtype = F.dtype
     F, K = F.astype(F32), K.astype(F32)
-    of = lambda x, e: (x * e).astype(self._dtype)
-    P = matmul(of(F, self._of_query), of(K, self._of_key), NT)
+    P = matmul((F * self._of_query).astype(dtype), (K * self._of_key).astype(dtype), NT)
     for n, pairs in self.masks.pairs.items():
-      met = self._met(n, F, K)
+      met = self._met(n, F, K).astype(dtype)
       P = jnp.where(pairs, matmul(met, met, NT), P)
     return P
 
   def score_gradients(self, F, K, dP):
     """dF and dK from dP [C, C] with its transpose above the diagonal, in the keys' dtype."""
-    self._dtype = F.dtype
-    C = F.shape[0]
+    C, dtype = F.shape[0], F.dtype
     F, K = F.astype(F32), K.astype(F32)
-    of = lambda x, e: (x * e).astype(self._dtype)
     zero = jnp.zeros_like(dP)
     r, s = _rows(C, C), lax.broadcasted_iota(jnp.int32, (C, C), 1)
     lower, upper = self.masks.same_8 & (r >= s), self.masks.same_8 & (r <= s)
-    dF = matmul(jnp.where(lower, dP, zero), of(K, self._of_key)) * self._of_query
-    dK = matmul(jnp.where(upper, dP, zero), of(F, self._of_query)) * self._of_key
+    dF = matmul(jnp.where(lower, dP, zero), (K * self._of_key).astype(dtype)) * self._of_query
+    dK = matmul(jnp.where(upper, dP, zero), (F * self._of_query).astype(dtype)) * self._of_key
     for n, pairs in self.masks.pairs.items():
-      both = matmul(jnp.where(pairs, dP, zero), self._met(n, F, K)) * self._meeting[n]
+      met = self._met(n, F, K).astype(dtype)
+      both = matmul(jnp.where(pairs, dP, zero), met) * self._meeting[n]
       dF = dF + jnp.where(self._odd[n], both, 0.0)
       dK = dK + jnp.where(self._odd[n], 0.0, both)
     return dF, dK
