@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, per_head, split_heads
-from deltanet_jax.ops import l2_norm
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -57,7 +57,9 @@ class BlockDeltaNet(DeltaRuleMixer):
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.blocks = cfg.key_size // cfg.block_size
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
+    finish = Finish("silu", "l2", cfg.block_size), Finish("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
@@ -72,12 +74,9 @@ class BlockDeltaNet(DeltaRuleMixer):
     return 2 * self.heads * self.blocks * (linear + erasing)
 
   def mix(self, x, segment_ids, state):
-    H, m, size = self.heads, self.blocks, self.cfg.block_size
+    H, m = self.heads, self.blocks
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
-    # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
-    norm = lambda y: l2_norm(y, size)
-    q, k = (split_heads(per_head(norm, y, size), H * m) for y in (q, k))
+    q, k = (split_heads(y, H * m) for y in (q, k))
     beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
     v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)

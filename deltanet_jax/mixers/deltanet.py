@@ -1,26 +1,16 @@
 """DeltaNet: the delta rule with normalised keys (paper, sections 3.3 and 3.4)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import jax
 
 from deltanet_jax.config import MixerConfig, check_one_of, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, per_head, split_heads
-from deltanet_jax.ops import l1_norm, l2_norm
+from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
-
-Activation = Literal["silu", "relu", "elu", "identity"]
-Norm = Literal["l2", "l1"]
-_ACTIVATIONS = {
-  "silu": jax.nn.silu,
-  "relu": jax.nn.relu,
-  "elu": lambda x: 1 + jax.nn.elu(x),
-  "identity": lambda x: x,
-}
-_NORMS = {"l2": l2_norm, "l1": l1_norm}
+from deltanet_jax.ops.finish import Activation, Finish, Norm
 
 
 @settings
@@ -60,16 +50,14 @@ class DeltaNet(DeltaRuleMixer):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    finish = Finish(cfg.activation, cfg.norm, dk), Finish("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    cfg = self.cfg
-    (q, k, v), convs = self.qkv(x, segment_ids, state)
-    norm = lambda y: _NORMS[cfg.norm](y, cfg.key_size)
-    q, k = (per_head(norm, _ACTIVATIONS[cfg.activation](y), cfg.key_size) for y in (q, k))
-    q, k, v = (split_heads(y, self.heads) for y in (q, k, jax.nn.silu(v)))
+    qkv, convs = self.qkv(x, segment_ids, state)
+    q, k, v = (split_heads(y, self.heads) for y in qkv)
     beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -14,12 +14,11 @@ from deltanet_jax.mixers.parts import (
   Linear,
   dt_bias,
   param,
-  per_head,
   split_heads,
 )
-from deltanet_jax.ops import l2_norm
 from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -63,7 +62,9 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, steps=steps)
+    finish = Finish("silu", "l2", dk), Finish("silu", size=dv)
+    options = dict(steps=steps, finish=finish)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, **options)
     self.beta = Linear((width, steps * H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     # The published range begins at 0, where the logarithm is lost.
@@ -78,16 +79,13 @@ class GatedDeltaNet(DeltaRuleMixer):
     g is None in a mixer that has no forget gate.
     """
     wide = wide_dtype(x.dtype)
-    (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
-    norm = lambda y: l2_norm(y, self.key_size)
-    q, k = (per_head(norm, y, self.key_size) for y in (q, k))
+    qkv, convs = self.qkv(x, segment_ids, state)
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     if self.decay is None:
-      return (q, k, v), beta, None, convs
+      return qkv, beta, None, convs
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
-    return (q, k, v), beta, g, convs
+    return qkv, beta, g, convs
 
   def mix(self, x, segment_ids, state):
     qkv, beta, g, convs = self.projections(x, segment_ids, state)

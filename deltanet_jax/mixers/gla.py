@@ -9,6 +9,7 @@ from deltanet_jax.mixers.base import check_chunk, check_conv
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -36,21 +37,22 @@ class GLA(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
+  kernels = "Pallas on TPU"
 
   def __init__(self, cfg: GLAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg
     self.heads = H = cfg.heads
     self.key_size = dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    activation = "silu" if cfg.conv else "identity"
+    finish = Finish(activation, size=dk), Finish(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     self.decay_down = Linear((width, cfg.gate_rank), ("embed", None), std=std, rngs=rngs)
     self.decay_up = Linear((cfg.gate_rank, H * dk), (None, "heads"), std=std, rngs=rngs, bias=True)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    if self.cfg.conv:
-      q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     gate = self.decay_up(self.decay_down(x)).astype(wide_dtype(x.dtype))
     g = split_heads(jax.nn.log_sigmoid(gate) / self.cfg.gate_temperature, self.heads)

@@ -15,12 +15,11 @@ from deltanet_jax.mixers.parts import (
   LowRank,
   dt_bias,
   param,
-  per_head,
   split_heads,
 )
-from deltanet_jax.ops import l2_norm
 from deltanet_jax.ops.delta_rule import Implementation
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -56,7 +55,8 @@ class KDA(DeltaRuleMixer):
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
     rank = cfg.gate_rank or dv
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    finish = Finish("silu", "l2", dk), Finish("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.decay = LowRank(width, rank, H * dk, std=std, rngs=rngs)
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1.0, 16.0)
@@ -67,11 +67,8 @@ class KDA(DeltaRuleMixer):
 
   def mix(self, x, segment_ids, state):
     wide = wide_dtype(x.dtype)
-    (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (jax.nn.silu(y) for y in (q, k, v))
-    norm = lambda y: l2_norm(y, self.key_size)
-    q, k = (per_head(norm, y, self.key_size) for y in (q, k))
-    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
+    qkv, convs = self.qkv(x, segment_ids, state)
+    q, k, v = (split_heads(y, self.heads) for y in qkv)
     beta = jax.nn.sigmoid(self.beta(x).astype(wide))
     dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)

@@ -2,8 +2,6 @@
 
 from typing import ClassVar
 
-import jax
-
 from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
 from deltanet_jax.mixers.feature_maps import (
@@ -15,6 +13,7 @@ from deltanet_jax.mixers.feature_maps import (
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, merge_heads, split_heads
 from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -63,7 +62,9 @@ class LinearAttention(LinearAttentionMixer):
     self.heads = H = cfg.heads
     dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    activation = "silu" if cfg.conv else "identity"
+    finish = Finish(activation, size=dk), Finish(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     make = lambda: FeatureMap(cfg.feature_map, dk, nu=cfg.dpfp_nu, std=std, rngs=rngs)
     self.q_map, self.k_map = make(), make()
     self.key_size = self.k_map.size
@@ -79,8 +80,6 @@ class LinearAttention(LinearAttentionMixer):
 
   def mix(self, x, segment_ids, state):
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    if self.cfg.conv:
-      q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     q, k = self.q_map(q), self.k_map(k)
     if self.cfg.sum_norm:

@@ -106,7 +106,7 @@ class LinearAttentionMixer(MatrixStateMixer):
 
   engine = "linear_attention"
   efficient_form = "chunkwise"
-  kernels = "Pallas on TPU"
+  kernels = "Pallas on GPU, TPU"
   # Whether there is a z_t, the keys decayed and summed, to divide by.
   normalized = False
 

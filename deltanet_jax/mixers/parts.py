@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops import rms_norm, short_conv
+from deltanet_jax.ops.finish import AS_IS, Finish
 from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.sharding import locally
 
@@ -65,13 +66,34 @@ class ShortConv(nnx.Module):
     x: Float[Array, "B L d"],
     state: Float[Array, "B W d"] | None,
     segment_ids: Int[Array, "B L"] | None,
+    finish: Finish = AS_IS,
   ) -> tuple[Float[Array, "B L d"], Float[Array, "B W d"]]:
-    bias = None if self.bias is None else self.bias[...]
-    return short_conv(x, self.kernel[...], bias=bias, state=state, segment_ids=segment_ids)
+    kernel, bias = self.kernel[...], None if self.bias is None else self.bias[...]
+    options = dict(bias=bias, state=state, segment_ids=segment_ids)
+    if state is None and finish.size is not None and bias is None:
+      return _conv_of_heads(x, kernel, segment_ids, finish)
+    # Channels that are no heads are split by the compiler, which cannot split a kernel.
+    y, after = short_conv(x, kernel, **options, implementation="plain")
+    return finish_heads(y, finish), after
 
   def init_state(self, B, dtype):
     width, channels = self.kernel.shape
     return jnp.zeros((B, width - 1, channels), dtype)
+
+
+def _conv_of_heads(x, kernel, segment_ids, finish):
+  """A convolution and what follows it, by each device for its own rows and heads."""
+  heads = lambda y: y.reshape(*y.shape[:-1], -1, finish.size)
+  whole = lambda y: y.reshape(*y.shape[:-2], -1)
+
+  def run(x, kernel, segment_ids):
+    out = short_conv(whole(x), whole(kernel), segment_ids=segment_ids, finish=finish)
+    return tuple(heads(y) for y in out)
+
+  tokens = ("batch", None, "mixing_heads", None)
+  names = (tokens, tokens[1:], ("batch", None))
+  out = locally(run, (heads(x), heads(kernel), segment_ids), names, (tokens, tokens))
+  return tuple(whole(y) for y in out)
 
 
 class LowRank(nnx.Module):
@@ -130,10 +152,23 @@ def merge_heads(x: Float[Array, "B L H dh"]) -> Float[Array, "B L d"]:
 class QKV(nnx.Module):
   """Projections to q, k and v, each followed by a short convolution if `conv` > 0.
 
-  A token has one query and `steps` keys and values.
+  A token has one query and `steps` keys and values. `finish` is what follows: of q and k, of v.
   """
 
-  def __init__(self, width, key_width, value_width, conv, *, std, rngs, bias=False, steps=1):
+  def __init__(
+    self,
+    width,
+    key_width,
+    value_width,
+    conv,
+    *,
+    std,
+    rngs,
+    bias=False,
+    steps=1,
+    finish=(AS_IS, AS_IS),
+  ):
+    self.key_finish, self.value_finish = finish
     k_width, v_width = steps * key_width, steps * value_width
     into = dict(axes=("embed", "heads"), std=std, rngs=rngs, bias=bias)
     make = lambda size: Linear((width, size), **into)
@@ -151,13 +186,16 @@ class QKV(nnx.Module):
     return {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
 
   def __call__(self, x, segment_ids, state):
-    """((q, k, v), convolution states), before any activation."""
+    """((q, k, v), convolution states)."""
     out, states = [], {}
     for name, proj in (("q", self.q), ("k", self.k), ("v", self.v)):
       y, conv = proj(x), getattr(self, f"{name}_conv")
-      if conv is not None:
+      finish = self.value_finish if name == "v" else self.key_finish
+      if conv is None:
+        y = finish_heads(y, finish)
+      else:
         before = None if state is None else state[f"{name}_conv"]
-        y, states[f"{name}_conv"] = conv(y, before, segment_ids)
+        y, states[f"{name}_conv"] = conv(y, before, segment_ids, finish)
       out.append(y)
     return out, states
 
@@ -185,6 +223,12 @@ class HeadOutput(nnx.Module):
     if self.gate is not None:
       o = o * self.squash(self.gate(x))
     return self.out(o)
+
+
+def finish_heads(y, finish):
+  """finish(y) of y `[B L d]`, by each device for its own heads."""
+  y = finish.activate(y)
+  return y if finish.norm is None else per_head(finish.normalize, y, finish.size)
 
 
 def per_head(norm, x, size, *weights):

@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,6 +12,7 @@ from deltanet_jax.mixers.parts import QKV, HeadOutput, split_heads
 from deltanet_jax.ops import rope
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.finish import Finish
 
 
 @settings
@@ -44,7 +44,9 @@ class RetNet(LinearAttentionMixer):
     self.heads = H = cfg.heads
     self.key_size = dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs)
+    activation = "silu" if cfg.conv else "identity"
+    finish = Finish(activation, size=dk), Finish(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
@@ -54,8 +56,6 @@ class RetNet(LinearAttentionMixer):
   def mix(self, x, segment_ids, state):
     B, L, H = *x.shape[:2], self.heads
     (q, k, v), convs = self.qkv(x, segment_ids, state)
-    if self.cfg.conv:
-      q, k, v = (jax.nn.silu(y) for y in (q, k, v))
     q, k, v = (split_heads(y, H) for y in (q, k, v))
     start = jnp.zeros((B,), jnp.int32) if state is None else state["position"]
     position = positions(start, L, segment_ids)

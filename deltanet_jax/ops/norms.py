@@ -14,7 +14,7 @@ from pallas_kernels.autodiff import backward_by_hand
 from pallas_kernels.bf16 import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
-_EPS = 1e-6
+EPS = 1e-6
 
 
 def rms_norm(
@@ -43,14 +43,14 @@ def layer_norm(
 
 def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / sqrt(sum(x^2) + 1e-6) for every `size` channels, all if None."""
-  return _normalize(x, size or x.shape[-1], _EPS, False).astype(x.dtype)
+  return _normalize(x, size or x.shape[-1], EPS, False).astype(x.dtype)
 
 
 def l1_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / (sum |x| + 1e-6) for every `size` channels, all if None."""
   y = wide(x)
   sums, spread = _reductions(size or x.shape[-1])
-  return (y / (spread(sums(jnp.abs(y))) + _EPS)).astype(x.dtype)
+  return (y / (spread(sums(jnp.abs(y))) + EPS)).astype(x.dtype)
 
 
 class _Heads(NamedTuple):

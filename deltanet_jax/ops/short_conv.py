@@ -1,12 +1,22 @@
-"""Short causal convolution, one filter per channel."""
+"""Short causal convolution, one filter per channel, and what follows it."""
+
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.documents import number_documents
+from deltanet_jax.ops.checks import check_implementation
+from deltanet_jax.ops.documents import number_documents, positions
 from deltanet_jax.ops.dtypes import wide, wide_dtype
+from deltanet_jax.ops.finish import AS_IS, Finish
+from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.autodiff import backward_by_hand
+from pallas_kernels.tiling import LANES
+
+Implementation = Literal["plain", "pallas_tpu", "pallas_gpu"]
+_FASTEST = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}  # by platform; elsewhere plain
+_MAX_WIDTH = 16  # tokens that a kernel's block sees of the one before it
 
 
 def short_conv(
@@ -16,21 +26,39 @@ def short_conv(
   bias: Float[Array, " d"] | None = None,
   state: Float[Array, "B W-1 d"] | None = None,
   segment_ids: Int[Array, "B L"] | None = None,
+  finish: Finish = AS_IS,
+  implementation: Implementation | None = None,
+  interpret: bool = False,
 ) -> tuple[Float[Array, "B L d"], Float[Array, "B W-1 d"]]:
-  """y_t = sum_i kernel_i x_{t-W+1+i} + bias; the last tap meets the current token.
+  """y_t = finish(sum_i kernel_i x_{t-W+1+i} + bias); the last tap meets the current token.
 
   Args:
     state: the W - 1 inputs before the first token, zeros if None. It belongs to the first
       document of a row, the returned one to the last.
     segment_ids: tokens of other documents count as zeros.
+    finish: activation and norm of heads.
+    implementation: "plain" are operations of XLA, "pallas_tpu" and "pallas_gpu" one pass over x. A
+      named one runs or raises. None takes the fastest that the platform has for these inputs.
+    interpret: runs the Pallas kernel on the CPU.
+
+  Returns:
+    y in x's dtype, and the last W - 1 inputs.
   """
   B, L, d = x.shape
   W = kernel.shape[0]
   if state is not None and state.shape != (B, W - 1, d):
     raise ValueError(f"state has shape {state.shape}, expected [B, W-1, d] = {[B, W - 1, d]}.")
   documents = None if segment_ids is None else number_documents(segment_ids)
+  if interpret and implementation in (None, "plain"):
+    raise ValueError(
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  implementation = _choose(implementation, x, kernel, state, finish)
+  by_kernel = implementation != "plain"
+  if by_kernel:
+    y = _kernel(implementation, x, kernel, bias, segment_ids, finish, interpret)
   if state is None:
-    y, last = _conv(x, kernel, bias, documents), min(L, W - 1)
+    y, last = y if by_kernel else _conv(x, kernel, bias, documents), min(L, W - 1)
     after = jnp.pad(x[:, L - last :], ((0, 0), (W - 1 - last, 0), (0, 0)))
     after_documents = (
       None if documents is None else jnp.pad(documents[:, L - last :], ((0, 0), (W - 1 - last, 0)))
@@ -43,7 +71,51 @@ def short_conv(
     after, after_documents = x[:, L:], None if documents is None else documents[:, L:]
   if documents is not None:
     after = jnp.where((after_documents == documents[:, -1:])[..., None], after, 0)
-  return y, after
+  return y if by_kernel else finish(y), after
+
+
+def _refusal(implementation, x, kernel, state, finish):
+  """Why that kernel does not take these inputs, in one sentence; None if it does."""
+  size, D = finish.size or LANES, x.shape[2]
+  if state is not None:
+    return "a kernel begins with nothing before the first token, state must be None"
+  if x.dtype not in (jnp.bfloat16, jnp.float32):
+    return f"a kernel takes bfloat16 or float32, got {x.dtype}"
+  if kernel.shape[0] > _MAX_WIDTH:
+    return f"a kernel takes up to {_MAX_WIDTH} taps, got {kernel.shape[0]}"
+  if implementation == "pallas_tpu" and (D % LANES or (size % LANES and LANES % size)):
+    return f"a kernel takes whole groups of {LANES} channels, got {D} in heads of {size}"
+  if implementation == "pallas_gpu" and (D % size or size & (size - 1) or size > 512):
+    return f"a kernel takes heads of a power of two up to 512 channels, got {D} in heads of {size}"
+  return None
+
+
+def _choose(implementation, x, kernel, state, finish):
+  """The implementation of this name, which takes these inputs; of no name, the fastest."""
+  named = implementation is not None
+  if named:
+    check_implementation(implementation, get_args(Implementation))
+  else:
+    implementation = _FASTEST.get(target_platform(), "plain")
+  reason = None
+  if implementation != "plain":
+    reason = _refusal(implementation, x, kernel, state, finish)
+  if reason and named:
+    raise ValueError(f'{reason}; use implementation="plain".')
+  return "plain" if reason else implementation
+
+
+def _kernel(implementation, x, kernel, bias, segment_ids, finish, interpret):
+  # Imported when it is called: it is heavy.
+  from pallas_kernels.short_conv import vjp
+
+  ages = None
+  if segment_ids is not None:
+    ages = positions(jnp.zeros(x.shape[0], jnp.int32), x.shape[1], segment_ids)
+  size = finish.size or LANES
+  platform = {"pallas_tpu": "tpu", "pallas_gpu": "cuda"}[implementation]
+  args = (x, kernel, bias, ages, finish.in_kernel, size)
+  return vjp.short_conv(platform, *args, interpret=interpret)
 
 
 def _shift(x, s):

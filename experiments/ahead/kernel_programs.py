@@ -29,6 +29,8 @@ PROGRAMS = {
     "linear attention saving forward": ("linear_attention_fwd",),
     "linear attention backward": ("linear_attention_bwd",),
     "linear attention step": ("linear_attention_step",),
+    "short conv forward": ("short_conv_fwd",),
+    "short conv backward": ("short_conv_bwd",),
   },
   "gpu": {
     "forward": ("delta_rule_intra", "delta_rule_fwd"),
@@ -39,6 +41,14 @@ PROGRAMS = {
     "UT backward": ("delta_rule_ut_bwd",),
     "UT jax-triton": ("_ut_kernel",),
     "step": ("delta_rule_step",),
+    "linear attention forward": ("linear_attention_scores", "linear_attention_fwd"),
+    "linear attention backward": (
+      "linear_attention_scores", "linear_attention_states", "linear_attention_dstates",
+      "linear_attention_grads",
+    ),
+    "linear attention step": ("linear_attention_step",),
+    "short conv forward": ("short_conv_fwd",),
+    "short conv backward": ("short_conv_bwd",),
   },
 }  # fmt: skip
 CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
@@ -50,7 +60,8 @@ class Case:
   """One program at one shape.
 
   inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
-  channel in place of one for each head. Linear attention has no beta.
+  channel in place of one for each head. Linear attention has no beta; a short convolution has four
+  taps, silu and the L2 norm of heads, "full" with documents.
   """
 
   program: str
@@ -66,14 +77,18 @@ class Case:
     return self.program.startswith("linear attention")
 
   @property
+  def conv(self) -> bool:
+    return self.program.startswith("short conv")
+
+  @property
   def part(self) -> str:
     """ "forward", "saving forward", "backward" or "step"."""
     return self.program.removeprefix("linear attention ")
 
   def normal(self, target: str) -> "Case":
-    """The same case with the chunk that the kernels take for it, None for a decoding step."""
+    """The same case with the chunk that the kernels take for it, None where there are none."""
     chunk = self.chunk
-    if self.part == "step":
+    if self.part == "step" or self.conv:
       chunk = None
     elif CHIPS[target].platform == "gpu":
       from pallas_kernels.delta_rule.pallas_gpu import tiles
@@ -145,6 +160,24 @@ def _step(rule, case):
   return Program(rule, args, size, SEQUENCES * case.heads, donate=(3 + len(beta),))
 
 
+def _conv(case, platform):
+  from deltanet_jax.ops import short_conv
+  from deltanet_jax.ops.finish import Finish
+
+  width = case.heads * case.head_size
+  x = jax.ShapeDtypeStruct((BATCH, LENGTH, width), jnp.dtype(case.dtype))
+  taps = jax.ShapeDtypeStruct((4, width), jnp.float32)
+  segments = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32) if case.inputs == "full" else None
+  finish = Finish("silu", "l2", case.head_size)
+  how = dict(finish=finish, implementation=f"pallas_{platform}")
+  run = lambda x, taps, segments: short_conv(x, taps, segment_ids=segments, **how)[0]
+  backward = lambda x, taps, segments, d: jax.vjp(lambda *y: run(*y, segments), x, taps)[1](d)
+  minimum, tokens = _bytes(x, x, taps, segments), BATCH * LENGTH * case.heads
+  if case.program == "short conv forward":
+    return Program(run, (x, taps, segments), minimum, tokens)
+  return Program(backward, (x, taps, segments, x), minimum + _bytes(x, taps), tokens)
+
+
 def _ut(case, capability):
   from pallas_kernels import bf16
   from pallas_kernels.delta_rule.ut import pallas
@@ -175,6 +208,8 @@ def build(target: str, case: Case) -> Program:
   """The program of a case, for jit."""
   from pallas_kernels import delta_rule, linear_attention
 
+  if case.conv:
+    return _conv(case, CHIPS[target].platform)
   if case.program.startswith("UT"):
     return _ut(case, 10 * CHIPS[target].nvidia.major)
   kernels, name = (
@@ -228,16 +263,18 @@ def _tile(machine, case, kernel):
   """[block_k, block_v, warps, stages] of a GPU's table, None for a kernel that has none."""
   from pallas_kernels.delta_rule.pallas_gpu import tiles
 
-  name = {"_ut_kernel": "ut_triton"}.get(kernel, kernel.removeprefix("delta_rule_"))
-  if name == "step":
+  name = kernel.removeprefix("delta_rule_").removeprefix("linear_attention_")
+  name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
+  if name == "step" or case.conv:
     return None
   with compiling_for_gpu(machine.chip.nvidia.device_name):
-    return list(tiles.tile_for(name, _arrays(case)[0]["k"], case.inputs == "full"))
+    full, erases = case.inputs == "full", not case.linear
+    return list(tiles.tile_for(name, _arrays(case)[0]["k"], full=full, erases=erases))
 
 
 def _waves(compiled, kernel, found):
   """How often a kernel's blocks, WAVES_BATCH rows of them, fill the chip; None for a step."""
-  if kernel not in compiled.grids or kernel == "delta_rule_step":
+  if kernel not in compiled.grids or kernel.endswith("_step"):
     return None
   blocks = math.prod(compiled.grids[kernel]) * WAVES_BATCH / BATCH
   return blocks / (compiled.machine.chip.nvidia.cores * found["blocks_per_core"])

@@ -15,13 +15,15 @@ from deltanet_jax.ops import (
   linear_attention,
   linear_attention_step,
   numerics,
+  short_conv,
 )
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
+from deltanet_jax.ops.finish import Finish
 
 # Implementations of each platform; "unfused" is the paper's design around a UT kernel.
 RULES = {"tpu": ("pallas_tpu",), "gpu": ("pallas_gpu", "pallas_gpu unfused", "triton")}
 KERNELS = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
-LINEAR = ("pallas_tpu",)  # those of linear attention; they have gates of key channels too
+CHANNELS = ("pallas_tpu",)  # those with gates of key channels
 DTYPES = ("float32", "bfloat16")
 
 
@@ -71,7 +73,7 @@ class Case:
 
   @property
   def names(self) -> tuple[str, ...]:
-    return ("o",) if self.kernel.startswith("attention") else ("o", "S")
+    return ("o",) if self.kernel.startswith(("attention", "short conv")) else ("o", "S")
 
 
 def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
@@ -86,16 +88,16 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
     for name in RULES[platform]:
       if name != "triton" or triton:
         yield from _rules(name, sizes, options)
-    yield from _others(KERNELS[platform], sizes, options)
-    if KERNELS[platform] in LINEAR:
-      yield from _linear(KERNELS[platform], sizes, options)
+    for others in (_others, _linear, _convs):
+      yield from others(KERNELS[platform], sizes, options)
 
 
 def _specs(name, spec):
   """The kinds of inputs that a kernel serves."""
   full = dataclasses.replace(spec, gate="scalar", packed=True)
   found = dict(plain=spec, full=full)
-  return found | (dict(channels=dataclasses.replace(full, gate="vector")) if name in LINEAR else {})
+  channels = dict(channels=dataclasses.replace(full, gate="vector"))
+  return found | (channels if name in CHANNELS else {})
 
 
 def _rules(name, sizes, options):
@@ -132,6 +134,22 @@ def _linear(name, sizes, options):
   steps = forms(linear_attention_step)
   for dtype in DTYPES:
     yield Case(f"step linear attention {name}", "channels", dtype, token, *steps, gradients=False)
+
+
+def _convs(name, sizes, options):
+  """Short convolutions with what follows them, of one document and of several."""
+  rng = np.random.default_rng(0)
+  L, width = sizes.spec.L, 256
+  arrays = dict(x=rng.standard_normal((2, L, width)), kernel=rng.standard_normal((4, width)))
+  ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
+  finish = Finish("silu", "l2", 128)
+  by = lambda implementation, **more: (
+    lambda **x: short_conv(**x, finish=finish, implementation=implementation, **more)[:1]
+  )
+  forms = (by(name, **options), by("plain"), by("plain"))
+  for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
+    for dtype in sizes.dtypes[inputs]:
+      yield Case(f"short conv {name}", inputs, dtype, arrays | more, *forms)
 
 
 def _others(name, sizes, options):

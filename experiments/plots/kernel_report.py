@@ -18,6 +18,8 @@ _PROGRAMS = (
   "linear attention saving forward",
   "linear attention backward",
   "linear attention step",
+  "short conv forward",
+  "short conv backward",
 )
 _INPUTS = ("plain", "full", "channels")
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
@@ -134,7 +136,9 @@ def tile_table(rows: list[dict]) -> str:
         continue
       (plain,), (full,) = pair
       cell = lambda field, form="": both(lambda row: f"{row[field]:{form}}", plain, full)
-      tile = both(lambda row: "{} × {}, {}, {}".format(*row["tile"]), plain, full)
+      # A convolution's tile is in its own file and needs no table.
+      shown = lambda row: "{} × {}, {}, {}".format(*row["tile"]) if row["tile"] else "–"
+      tile = both(shown, plain, full)
       name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
       cells = [cell(field) for field in ("registers", "spill_bytes", "barriers", "async_copies")]
       cells += [both(_shapes, plain, full), cell("blocks_per_core"), cell("waves", ".2f")]

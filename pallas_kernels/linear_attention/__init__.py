@@ -4,6 +4,8 @@ import importlib
 
 # Imported when they are asked for, as those of the delta rule.
 _MODULES = {
+  "linear_attention_gpu": "pallas_gpu.vjp",
+  "linear_attention_step_gpu": "pallas_gpu.step",
   "linear_attention_tpu": "pallas_tpu.vjp",
   "linear_attention_step_tpu": "pallas_tpu.step",
 }

@@ -20,9 +20,8 @@ def case(kernel, inputs="plain", dtype="float32"):
 def test_every_kernel_is_checked():
   names = {x.kernel for x in device_kernels.cases(("tpu", "gpu"), True, False)}
   rules = {"pallas_tpu", "pallas_gpu", "pallas_gpu unfused"}
-  others = {f"{x} {y}" for x in ("step", "attention") for y in rules if " " not in y}
-  linear = {"linear attention pallas_tpu", "step linear attention pallas_tpu"}
-  assert names == rules | others | linear
+  more = ("step", "attention", "linear attention", "step linear attention", "short conv")
+  assert names == rules | {f"{x} {y}" for x in more for y in rules if " " not in y}
   assert "triton" in {x.kernel for x in device_kernels.cases(("gpu",), False, True)}
 
 

@@ -232,7 +232,7 @@ def test_every_model_of_a_table_is_built(name):
 @pytest.mark.parametrize(
   "name,pattern",
   [
-    ("mqar", "small/attention-16-16"),
+    ("mqar", "small/attention-32-4"),
     ("mad", "small/attention-compress"),
     ("regbench", "small/attention-500"),
   ],

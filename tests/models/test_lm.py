@@ -201,13 +201,17 @@ KERNELS = {
   "cuda": ("delta_rule_fwd", "delta_rule_grads"),
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),
 }
-LINEAR = ("linear_attention_fwd", "linear_attention_bwd")
+LINEAR = {
+  "cuda": ("linear_attention_fwd", "linear_attention_grads"),
+  "tpu": ("linear_attention_fwd", "linear_attention_bwd"),
+}
 # One of each engine; shapes cost nothing, so these are the real sizes.
 IN_SHORT = {
   "deltanet-sliding-1.3b",
   "gated-deltanet-tiny",
   "gla-conv-340m",
   "mamba-340m",
+  "retnet-340m",
   "s4d-340m",
 }
 
@@ -234,4 +238,8 @@ def test_lowers_for_gpu_and_tpu(name, platform):
   for kernel in KERNELS[platform]:
     assert (kernel in text) == expected, kernel
   if name.startswith(("gla", "hgrn2", "rwkv6")):
-    assert all((kernel in text) == (platform == "tpu") for kernel in LINEAR)
+    assert all((kernel in text) == (platform == "tpu") for kernel in LINEAR[platform])
+  if name.startswith("retnet"):
+    assert all(kernel in text for kernel in LINEAR[platform])
+  if name.startswith("deltanet") and name.endswith("1.3b"):
+    assert all(kernel in text for kernel in ("short_conv_fwd", "short_conv_bwd"))

@@ -10,10 +10,10 @@ import pytest
 from deltanet_jax.ops import linear_attention, linear_attention_step
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
-from pallas_kernels.linear_attention import linear_attention_tpu
+from pallas_kernels.linear_attention import linear_attention_gpu, linear_attention_tpu
 from tests.support.tolerances import assert_close
 
-KERNELS = ("pallas_tpu",)
+KERNELS = ("pallas_tpu", "pallas_gpu")
 CASES = [
   (dict(L=1), "float32"),
   (dict(packed=True), "float32"),
@@ -40,8 +40,16 @@ def value_and_grads(inputs, dtype, **options):
   return with_gradients(rule)(inputs, random_cotangents(rule, inputs))
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("change,dtype", CASES)
+@pytest.mark.parametrize(
+  "change,dtype,implementation",
+  [
+    (change, dtype, kernel)
+    for change, dtype in CASES
+    for kernel in KERNELS
+    # No GPU kernel has gates of channels.
+    if (kernel, change.get("gate")) != ("pallas_gpu", "vector")
+  ],
+)
 def test_kernel_equals_recurrence(change, dtype, implementation):
   inputs = inputs_of(dtype, **change)
   want = value_and_grads(inputs, "float64", implementation="recurrent")
@@ -61,14 +69,15 @@ def test_steep_decays_of_channels(dtype):
   assert_close(got, want, dtype)
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-def test_decoding_step(gate):
+def test_decoding_step(gate, implementation):
   inputs = inputs_of("float32", L=3, Hv=4, gate=gate)
   wide = cast(inputs, "float64")
   want, S_want = linear_attention(**wide, scale=0.3, implementation="recurrent")
   inputs = cast(inputs, "float32")
   S, g = inputs["S0"], inputs.get("g")
-  options = dict(scale=0.3, implementation="pallas_tpu", interpret=True)
+  options = dict(scale=0.3, implementation=implementation, interpret=True)
   for t in range(3):
     token = (inputs[name][:, t] for name in ("q", "k", "v"))
     o, S = linear_attention_step(*token, S, None if g is None else g[:, t], **options)
@@ -76,12 +85,13 @@ def test_decoding_step(gate):
   assert rel_rms(S, S_want) < 2e-6
 
 
-@pytest.mark.parametrize("gate", ["none", "vector"])
-def test_second_order_and_members(gate):
+@pytest.mark.parametrize("gate,platform", [("none", "tpu"), ("vector", "tpu"), ("none", "gpu")])
+def test_second_order_and_members(gate, platform):
   inputs = {
     n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", B=1, L=16, H=1, gate=gate).items()
   }
-  rule = functools.partial(linear_attention_tpu, chunk=16, interpret=True)
+  kernel = dict(tpu=linear_attention_tpu, gpu=linear_attention_gpu)[platform]
+  rule = functools.partial(kernel, chunk=16, interpret=True)
   plain = functools.partial(linear_attention, implementation="chunkwise")
 
   def second(rule, inputs):
@@ -101,6 +111,9 @@ def test_what_no_kernel_takes_is_said():
   run = lambda **x: linear_attention(**inputs | x, implementation="pallas_tpu", interpret=True)
   with pytest.raises(ValueError, match="no decay of value channels"):
     run(h=jnp.zeros_like(inputs["v"]))
+  with pytest.raises(ValueError, match="a kernel takes one gate per value head"):
+    g = jnp.zeros_like(inputs["k"])
+    linear_attention(**inputs | dict(g=g), implementation="pallas_gpu", interpret=True)
   with pytest.raises(ValueError, match="interpret=True is for Pallas kernels"):
     linear_attention(**inputs, interpret=True)
   with pytest.raises(TypeError, match="recurrent and chunkwise of linear_attention"):

@@ -20,8 +20,9 @@ from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.autodiff import reverse_only
 from pallas_kernels.delta_rule.checks import refusal
 
-Implementation = Literal["recurrent", "chunkwise", "pallas_tpu"]
-_FASTEST = {"tpu": "pallas_tpu"}  # by platform; elsewhere chunkwise
+Implementation = Literal["recurrent", "chunkwise", "pallas_tpu", "pallas_gpu"]
+_FASTEST = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}  # by platform; elsewhere chunkwise
+_KERNELS = {"pallas_tpu": "tpu", "pallas_gpu": "gpu"}  # implementation -> end of its name
 _NO_FORWARD_MODE = (
   "forward mode (jax.jvp, jax.hessian, jax.linearize) is for the implementations recurrent and"
   " chunkwise of linear_attention: its kernels have a backward by hand instead."
@@ -52,9 +53,9 @@ def linear_attention(
     segment_ids: documents packed into one row. The state starts from zero wherever the id
       changes; S0 belongs to the first document of a row, the returned S to the last.
     chunk: largest chunk of the chunkwise form, a power of two; kernels have their own.
-    implementation: "recurrent" is the definition, "chunkwise" a scan over chunks, "pallas_tpu" a
-      kernel. A named one runs or raises. None takes the fastest that the
-      platform has for these inputs, this process's or the one named by `compiling_for`.
+    implementation: "recurrent" is the definition, "chunkwise" a scan over chunks, "pallas_tpu" and
+      "pallas_gpu" kernels. A named one runs or raises. None takes the fastest that the platform has
+      for these inputs, this process's or the one named by `compiling_for`.
     interpret: runs the Pallas kernel on the CPU.
 
   Returns:
@@ -68,8 +69,9 @@ def linear_attention(
   # Products are as exact as the values' dtype deserves, here by the dtype of all three.
   narrow = tuple(x.astype(v.dtype) for x in (q, k, v))
   implementation = _choose(implementation, interpret, *narrow, g, h, S0)
-  if implementation == "pallas_tpu":
-    return _kernel(*narrow, g, S0, segment_ids, scale=float(scale), interpret=interpret)
+  if implementation in _KERNELS:
+    options = dict(scale=float(scale), interpret=interpret)
+    return _kernel(implementation, *narrow, g, S0, segment_ids, **options)
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, h, S0)
@@ -85,35 +87,38 @@ def linear_attention(
   return o.astype(given), S
 
 
-def _refusal(q, k, v, g, h, S0):
-  """Why no kernel takes these inputs; None if one does."""
+def _refusal(implementation, q, k, v, g, h, S0):
+  """Why that kernel does not take these inputs; None if it does."""
   if h is not None:
     return 'a kernel has no decay of value channels, h must be None; use implementation="chunkwise"'
-  return refusal(q, k, v, None, g, S0, channels=True)
+  # Of one token every kernel has gates of key channels.
+  channels = implementation == "pallas_tpu" or v.ndim == 3
+  return refusal(q, k, v, None, g, S0, channels=channels)
 
 
 def _choose(implementation, interpret, q, k, v, g, h, S0):
   """The implementation of this name, which takes these inputs; of no name, the fastest."""
   if implementation is not None:
     check_implementation(implementation, get_args(Implementation))
-  if interpret and implementation != "pallas_tpu":
+  if interpret and implementation not in _KERNELS:
     raise ValueError(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
-  reason = _refusal(q, k, v, g, h, S0)
-  if implementation == "pallas_tpu" and reason:
+  name = implementation or _FASTEST.get(target_platform(), "chunkwise")
+  reason = _refusal(name, q, k, v, g, h, S0) if name in _KERNELS else None
+  if implementation is not None and reason:
     raise ValueError(reason)
-  if implementation is not None:
-    return implementation
-  return "chunkwise" if reason else _FASTEST.get(target_platform(), "chunkwise")
+  return "chunkwise" if reason else name
 
 
-def _kernel(q, k, v, g, S0, segment_ids, **options):
+def _kernel(implementation, q, k, v, g, S0, segment_ids, **options):
   # Imported when it is called: it is heavy.
-  from pallas_kernels.linear_attention import linear_attention_tpu
+  from pallas_kernels import linear_attention as kernels
 
   inputs = reverse_only((q, k, v, g, S0), _NO_FORWARD_MODE)
-  return linear_attention_tpu(*inputs, segment_ids, **options)
+  return getattr(kernels, f"linear_attention_{_KERNELS[implementation]}")(
+    *inputs, segment_ids, **options
+  )
 
 
 def _chunkwise(q, k, v, g, h, S0, documents, **options):
@@ -146,11 +151,12 @@ def linear_attention_step(
   """
   token = (q_t, k_t, v_t)
   name = _choose(implementation, interpret, *(x.astype(v_t.dtype) for x in token), g_t, h_t, S)
-  if name == "pallas_tpu":
-    from pallas_kernels.linear_attention import linear_attention_step_tpu
+  if name in _KERNELS:
+    from pallas_kernels import linear_attention as kernels
 
+    step = getattr(kernels, f"linear_attention_step_{_KERNELS[name]}")
     token = (x.astype(v_t.dtype) for x in token)
-    return linear_attention_step_tpu(*token, S, g_t, scale=float(scale), interpret=interpret)
+    return step(*token, S, g_t, scale=float(scale), interpret=interpret)
   q, k, v, g, h = (None if x is None else x[:, None] for x in (*token, g_t, h_t))
   o, S = linear_attention(q, k, v, g=g, h=h, S0=S, scale=scale, implementation="recurrent")
   return o[:, 0], S

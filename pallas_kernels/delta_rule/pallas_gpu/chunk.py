@@ -85,17 +85,17 @@ class Chunk(NamedTuple):
   """What every kernel needs of chunk n of value head h."""
 
   rows: pl.Slice  # its tokens
-  beta: jax.Array  # [C]
+  beta: jax.Array | None  # [C]
   zero: jax.Array
   iotas: tuple[jax.Array, jax.Array]
   decay: Decay
 
 
-def load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk):
+def load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk):
   start = n * chunk
   rows = pl.ds(start, chunk)
-  beta = beta_ref[b, rows, h].astype(F32)
-  zero = opaque_zero(beta_ref[b, start, h])
+  beta = None if beta_ref is None else beta_ref[b, rows, h].astype(F32)
+  zero = opaque_zero(k_ref[b, start, hk, 0] if beta_ref is None else beta_ref[b, start, h])
   iotas = grid_iotas(chunk, zero)
   return Chunk(rows, beta, zero, iotas, load_decay(g_ref, documents_ref, b, h, start, iotas, zero))
 
@@ -107,7 +107,7 @@ def program_ids(group):
 
 
 def scale_rows(x, factor):
-  return x if factor is None or x is None else x * factor[:, None]
+  return x if factor is None or x is None else x.astype(F32) * factor[:, None]
 
 
 def strict_lower(x, iotas):
@@ -134,9 +134,7 @@ def row_gates(start_terms, end_terms, whole_term, iotas):
   return dg
 
 
-def pick(refs, has_g, has_documents):
-  """Splits (fixed..., g?, documents?, rest...) given as (g?, documents?, rest...)."""
+def pick(refs, *present):
+  """The first of refs, None for each that is not present; and the list of those that follow."""
   refs = list(refs)
-  g_ref = refs.pop(0) if has_g else None
-  documents_ref = refs.pop(0) if has_documents else None
-  return g_ref, documents_ref, refs
+  return *[refs.pop(0) if x else None for x in present], refs

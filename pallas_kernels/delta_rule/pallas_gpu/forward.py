@@ -1,7 +1,8 @@
 """Fused delta rule forward for NVIDIA GPUs: the state stays on chip over all chunks of a head.
 
 The inverses X and scores P come from `intra`, for all chunks in parallel: inside the loop they
-would be its longest dependent chain, be repeated by every value block, and spill.
+would be its longest dependent chain, be repeated by every value block, and spill. Linear attention
+has no beta and no X.
 """
 
 import functools
@@ -17,29 +18,26 @@ from pallas_kernels.delta_rule.pallas_gpu.state import first_state, load_keys, n
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
-def _body(
-  k_ref, v_ref, beta_ref, X_ref, q_ref, P_ref, *refs, flags, group, scale, block_k, block_v
-):
-  # k [B L H dk], v [B L Hv dv], beta [B L Hv], X [N B Hv matrices C C], q like k, P [N B Hv C C],
+def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block_v):
+  # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C], beta [B L Hv]?, X [N B Hv matrices C C]?,
   # g [B L Hv]?, documents [B L]?, S0 [B Hv dk dv]? -> o [B L Hv dv], S [B Hv dk dv]
   *refs, o_ref, S_ref = refs
-  has_g, has_documents = flags
-  g_ref, documents_ref, refs = pick(refs, has_g, has_documents)
+  beta_ref, X_ref, g_ref, documents_ref, refs = pick(refs, *given)
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   parts = parts_for(k_ref.dtype)
-  chunk = X_ref.shape[-1]
+  chunk = P_ref.shape[-1]
 
   def step(n, S):
-    rows, beta, _, _, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     KS = QS = 0.0
     for i, S_i in enumerate(S):
-      KS += dot(K(i), S_i, parts)
+      if X_ref is not None:
+        KS += dot(K(i), S_i, parts)
       QS += dot(q_ref[b, rows, hk, key_blocks[i]], S_i, parts)
-    V = v_ref[b, rows, h, cols].astype(F32)
-    R, rest = writes(V, KS, beta, decay, X_ref, (n, b, h), parts)
+    R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
     O += dot(P_ref[n, b, h, :, :], R, parts, rest=rest)
     o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
@@ -55,11 +53,11 @@ def forward(q, k, v, beta, X, P, g, documents, S0, *, scale, tile=None, interpre
   """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16."""
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("fwd", k)
+  tile = tile or tile_for("fwd", k, erases=X is not None)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _body,
-    flags=(g is not None, documents is not None),
+    given=[x is not None for x in (beta, X, g, documents)],
     group=Hv // H,
     scale=scale,
     block_k=min(tile.block_k, dk),
@@ -69,5 +67,5 @@ def forward(q, k, v, beta, X, P, g, documents, S0, *, scale, tile=None, interpre
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret)
-  return call("fwd", body, (k, v, beta, X, q, P, g, documents, S0), out_shape, **options)
+  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
+  return call("fwd", body, (q, k, v, P, beta, X, g, documents, S0), out_shape, **options)

@@ -14,15 +14,15 @@ from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
-def _intra_body(
-  q_ref, k_ref, beta_ref, *refs, has_g, has_documents, group, scale, block_k, precision
-):
+def _intra_body(q_ref, k_ref, *refs, given, group, scale, block_k, precision):
   # -> P = scale QK^T with masks and decays [N B Hv C C], and X likewise unless precision is None
-  g_ref, documents_ref, (P_ref, *X_refs) = pick(refs, has_g, has_documents)
+  beta_ref, g_ref, documents_ref, (P_ref, *X_refs) = pick(refs, *given)
   chunk = P_ref.shape[-1]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
-  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+  rows, beta, zero, iotas, decay = load_chunk(
+    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
+  )
   for X_ref in X_refs:
     grams = gram(k_ref, b, rows, hk, block_k)
     scores = decay.inside() * beta[:, None]
@@ -37,19 +37,22 @@ def _intra_body(
   P_ref[n, b, h, :, :] = (P * decay.inside() * scale).astype(P_ref.dtype)
 
 
-def intra(q, k, beta, g, documents, *, scale, chunk, inverse_precision, tile=None, interpret=False):
+def intra(
+  q, k, v, beta, g, documents, *, scale, chunk, inverse_precision, tile=None, interpret=False
+):
   """[P, X] of every chunk in k's dtype; [P] alone if inverse_precision is None.
 
   P is [N B Hv C C]; X has an axis before its last two: for float32 it is the sum of two matrices.
+  Without X there need be no beta.
   """
   B, L, H, dk = k.shape
-  Hv = beta.shape[2]
+  Hv = v.shape[2]
   kernel = "scores" if inverse_precision is None else "intra"
-  tile = tile or tile_for(kernel, k, full=g is not None or documents is not None)
+  full, erases = g is not None or documents is not None, beta is not None
+  tile = tile or tile_for(kernel, k, full=full, erases=erases)
   body = functools.partial(
     _intra_body,
-    has_g=g is not None,
-    has_documents=documents is not None,
+    given=[x is not None for x in (beta, g, documents)],
     group=Hv // H,
     scale=scale,
     block_k=min(tile.block_k, dk),
@@ -58,5 +61,5 @@ def intra(q, k, beta, g, documents, *, scale, chunk, inverse_precision, tile=Non
   out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)]
   if inverse_precision is not None:
     out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
-  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
+  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, erases=erases)
   return call(kernel, body, (q, k, beta, g, documents), out_shape, **options)

@@ -16,8 +16,13 @@ def first_state(S0_refs, b, h, key_blocks, cols):
 
 
 def writes(V, KS, beta, decay, X_ref, at, parts):
-  """R = X beta (V - e^b K S) of a chunk, what its tokens write, and a rest below R's last digit."""
-  Y = (V - scale_rows(KS, decay.start)) * beta[:, None]
+  """R = X beta (V - e^b K S) of a chunk, what its tokens write, and a rest below R's last digit.
+
+  Of linear attention, X_ref None, R is V.
+  """
+  if X_ref is None:
+    return V, None
+  Y = (V.astype(F32) - scale_rows(KS, decay.start)) * beta[:, None]
   return times_inverse_split(load_inverse(X_ref, at), Y, parts)
 
 
@@ -35,10 +40,14 @@ def load_keys(k_ref, at, key_blocks):
 
 
 def next_state(S, K, R, rest, decay, parts):
-  """e^{b_C} S + K^T e^{b_C - b} R; S in blocks of keys, K(i) the keys [C block_k] of one."""
+  """e^{b_C} S + K^T e^{b_C - b} R; S in blocks of keys, K(i) the keys [C block_k] of one.
+
+  An R of float32 has two bfloat16 parts at least: of bfloat16 inputs its rounding is what limits S.
+  """
+  wide = max(parts, 2) if R.dtype == F32 else parts
   R, rest = (scale_rows(x, decay.end) for x in (R, rest))
   new = []
   for i, S_i in enumerate(S):
     kept = S_i if decay.whole is None else S_i * decay.whole
-    new.append(kept + dot(K(i), R, parts, TN, rest))
+    new.append(kept + dot(K(i), R, wide, TN, rest))
   return tuple(new)

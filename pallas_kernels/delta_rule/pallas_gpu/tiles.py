@@ -65,6 +65,7 @@ _H100_BF16 = _BF16 | dict(
   dstates=Tile(64, 32, 4, 2),
   grads=Tile(64, 64, 4),
   full_grads=Tile(32, 64, 8),
+  linear_grads=Tile(64, 64, 4),
 )
 # 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
 _H100_F32 = _F32 | dict(
@@ -105,17 +106,19 @@ TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
-def tile_for(kernel, k, full=False):
+def tile_for(kernel, k, full=False, erases=True):
   """The tile of a kernel for keys k [B L H dk], dk a power of two: as measured here, or the chip's.
 
   A GPU that has neither takes OTHER, and a warning says so once.
 
   Args:
     full: with gates or documents, whose decays take registers; tiles "full_..." are for these.
+    erases: the delta rule; tiles "linear_..." are for linear attention.
   """
   key = _key(k.dtype.name, k.shape[-1])
   table = table_for(gpu.device_kind())[key]
-  name = f"full_{kernel}" if full and f"full_{kernel}" in table else kernel
+  kinds = ["linear_"] * (not erases) + ["full_"] * full
+  name = next((kind + kernel for kind in kinds if kind + kernel in table), kernel)
   measured = measured_tiles.find(name, *key)
   return Tile(*measured) if measured else table[name]
 
@@ -130,7 +133,7 @@ def alternatives(dtype, dk):
   return {
     kernel: tile
     for kernel, tile in others.items()
-    if tile != own[key].get(kernel) and not kernel.startswith("full_")
+    if tile != own[key].get(kernel) and not kernel.startswith(("full_", "linear_"))
   }
 
 
@@ -182,7 +185,7 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   return q, k, v, beta, g, documents, S0
 
 
-def call(kernel, body, args, out_shape, *, grid, tile, interpret):
+def call(kernel, body, args, out_shape, *, grid, tile, interpret, erases=True):
   """Runs body on whole arrays, those of args that are not None.
 
   Bodies address [B L H d] themselves, so no transposed copy is ever made.
@@ -197,5 +200,5 @@ def call(kernel, body, args, out_shape, *, grid, tile, interpret):
     out_shape=out_shape,
     compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
     interpret=interpret,
-    name=f"delta_rule_{kernel}",
+    name=f"{'delta_rule' if erases else 'linear_attention'}_{kernel}",
   )(*args)

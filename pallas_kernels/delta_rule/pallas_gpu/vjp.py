@@ -1,4 +1,4 @@
-"""Differentiable delta rule on NVIDIA GPUs (Pallas, Triton lowering).
+"""Differentiable delta rule and linear attention on NVIDIA GPUs (Pallas, Triton lowering).
 
 One program per (head, value block, sequence) carries the state over all chunks. Kept for the
 backward: the inputs and the inverses X (C/dk of k's size); scores, R and per-chunk states are
@@ -24,18 +24,19 @@ from pallas_kernels.platform import only_on
 class _Options(NamedTuple):
   scale: float
   chunk: int
-  inverse_precision: str
+  inverse_precision: str | None  # None for linear attention, which inverts nothing
   interpret: bool
 
 
 def _save(q, k, v, beta, g, documents, S0, *, options):
-  P, X = intra(
-    q, k, beta, g, documents,
+  P, *X = intra(
+    q, k, v, beta, g, documents,
     scale=options.scale,
     chunk=options.chunk,
     inverse_precision=options.inverse_precision,
     interpret=options.interpret,
   )  # fmt: skip
+  X = X[0] if X else None
   out = forward(
     q, k, v, beta, X, P, g, documents, S0,
     scale=options.scale,
@@ -49,27 +50,31 @@ def _backward(args, X, cotangents, *, options):
   do, dS = cotangents
   scale, interpret = options.scale, options.interpret
   (P,) = intra(
-    q, k, beta, g, documents,
+    q, k, v, beta, g, documents,
     scale=scale,
     chunk=options.chunk,
     inverse_precision=None,
     interpret=interpret,
   )  # fmt: skip
-  R, before = states(k, v, beta, X, g, documents, S0, interpret=interpret)
+  before, *R = states(k, v, beta, X, g, documents, S0, chunk=options.chunk, interpret=interpret)
   dY, after, dS0 = dstates(
     q, k, v, beta, X, P, g, documents, do, dS, scale=scale, interpret=interpret
   )
+  # Of linear attention R is v, and dY its gradient.
+  R, of_R = (R[0], dY) if R else (None, None)
   dq, dk, dv, dbeta, dg = grads(
-    q, k, v, beta, g, documents, P, R, dY, do, before, after,
+    q, k, v, beta, g, documents, P, R, of_R, do, before, after,
     scale=scale,
     interpret=interpret,
   )  # fmt: skip
+  dv = dY if dv is None else dv
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
 
 def _plain(q, k, v, beta, g, documents, S0, *, options):
   scale, chunk = options.scale, options.chunk
-  return plain.delta_rule(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
+  form = plain.linear_attention if beta is None else plain.delta_rule
+  return form(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
 
 
 def delta_rule_gpu(
@@ -97,7 +102,7 @@ def delta_rule_gpu(
     segment_ids: [B L] int32; the state starts from zero wherever the id changes.
     chunk: tokens per chunk, a power of two; None is 64, and the tile tables may lower it.
     inverse_precision: "bf16", "bf16x3", "bf16x6" or "substitution"; None is bf16x6 for float32
-      inputs and bf16x3 for bfloat16 ones.
+      inputs and bf16 for bfloat16 ones.
     fused: False runs the UT kernel and a lax.scan over chunks.
   """
   check_inputs(q, k, v, beta, g, S0)
@@ -110,9 +115,27 @@ def delta_rule_gpu(
     return delta_rule_by_scan(
       q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=transform
     )
+  options = _Options(scale, chunk, precision, interpret)
+  return _by_kernels(q, k, v, beta, g, S0, segment_ids, options)
+
+
+def linear_attention_gpu(
+  q, k, v, g=None, S0=None, segment_ids=None, *, scale=1.0, chunk=None, interpret=False
+):
+  """S <- e^g S + k v^T, o = scale q S, over a sequence; returns (o, S).
+
+  Arguments and results are those of `delta_rule_gpu`.
+  """
+  check_inputs(q, k, v, None, g, S0)
+  q = q if interpret else only_on(q, "cuda", "linear_attention_gpu")
+  options = _Options(float(scale), clamp_chunk(chunk, k.dtype), None, bool(interpret))
+  return _by_kernels(q, k, v, None, g, S0, segment_ids, options)
+
+
+def _by_kernels(q, k, v, beta, g, S0, segment_ids, options):
   length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
-  args = prepare(q, k, v, beta, g, S0, segment_ids, chunk)
-  options = dict(options=_Options(scale, chunk, precision, interpret))
+  args = prepare(q, k, v, beta, g, S0, segment_ids, options.chunk)
+  options = dict(options=options)
   kernels = Kernels(
     run=lambda *args: _save(*args, **options)[0],
     save=functools.partial(_save, **options),

@@ -80,14 +80,17 @@ def _body(*refs, tile, with_S0, save):
     if carried:
       KS = each(lambda u: KS[u] * carry[u][0])
     V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
-    Y = each(lambda u: ((V[u] - KS[u]) * decays.beta(u)).astype(dtype))
+    # Y and, in the state, R keep two bfloat16 parts: their rounding is what limits (BUILD_NOTES).
+    Y = each(lambda u: (V[u] - KS[u]) * decays.beta(u))
     R, rest = zip(*each(lambda u: inverse[u].times(Y[u])))
   else:
     R, rest = each(lambda u: v_ref[tile.values_at(u)]), [None] * tile.states
   Rd = each(lambda u: R[u].astype(dtype))
-  written, written_rest, writing = Rd, rest, each(lambda u: K[key(u)])
+  written, written_rest, writing = R, rest, each(lambda u: K[key(u)])
   if carried:
-    written = each(lambda u: (R[u].astype(F32) * carry[u][1]).astype(dtype))
+    written = each(lambda u: R[u].astype(F32) * carry[u][1])
+  if not tile.erases:
+    written = each(lambda u: written[u].astype(dtype))
   if carried and rest[0] is not None:
     written_rest = each(lambda u: rest[u] * carry[u][1])
   if tile.channels:

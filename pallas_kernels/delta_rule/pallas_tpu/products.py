@@ -14,6 +14,8 @@ NN, NT, TN = ((1,), (0,)), ((1,), (1,)), ((0,), (0,))  # a b, a b^T, a^T b
 def matmul(a, b, dims=NN, parts=3, rest=None):
   """a b with float32 sums: one pass for bfloat16 operands, six for float32 (three if parts is 2).
 
+  Two passes for a bfloat16 and b float32, which is then right to 16 bits.
+
   Split by hand rather than by `Precision.HIGHEST`: interpreted, it rounds as the chip does, the
   sums of the leading parts are nearly exact, it takes fewer bundles, and b can have a rest.
   """
@@ -21,7 +23,7 @@ def matmul(a, b, dims=NN, parts=3, rest=None):
     lax.dot_general, dimension_numbers=(dims, ((), ())), preferred_element_type=F32
   )
   if a.dtype == BF16:
-    return dot(a, b)
+    return dot(a, b) if b.dtype == BF16 else sum(dot(a, x) for x in bf16_parts(b, 2)[::-1])
   a, b = bf16_parts(a, parts), bf16_parts(b, parts, rest)
   # Smallest terms first.
   return sum(dot(a[i], b[n - i]) for n in reversed(range(parts)) for i in range(n + 1))

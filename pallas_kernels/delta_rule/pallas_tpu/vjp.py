@@ -175,7 +175,7 @@ def delta_rule_tpu(
     segment_ids: [B, L] int32 or None; the state starts from zero where the id changes.
     chunk: power of two >= 16; None is 128.
     inverse_precision: how the 16-blocks of (I + A)^-1 are joined: "bf16", "bf16x3", "bf16x6" (1, 3,
-      6 bfloat16 passes) or "substitution" (none to join). None: bf16x6 for float32, else bf16x3.
+      6 bfloat16 passes) or "substitution" (none to join). None: bf16x6 for float32, else bf16.
     interpret: True or pltpu.InterpretParams() to run on CPU.
 
   Returns:

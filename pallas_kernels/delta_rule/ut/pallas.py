@@ -42,7 +42,9 @@ def _forward_body(
   g_ref, documents_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_documents)
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
-  rows, beta, zero, iotas, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+  rows, beta, zero, iotas, decay = load_chunk(
+    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
+  )
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
   grams = gram(k_ref, b, rows, hk, tile.block_k)
   scores = decay.inside() * beta[:, None]
@@ -62,7 +64,9 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, c
   X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref = refs[:8]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
-  rows, beta, _, iotas, decay = load_chunk(beta_ref, g_ref, documents_ref, n, b, h, chunk)
+  rows, beta, _, iotas, decay = load_chunk(
+    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
+  )
   zeros = jnp.zeros((chunk,), F32)
   square = jnp.zeros((chunk, chunk), F32)
   block_k, block_v = min(tile.block_k, k_ref.shape[-1]), min(tile.block_v, v_ref.shape[-1])

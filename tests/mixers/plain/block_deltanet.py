@@ -5,10 +5,10 @@ import numpy as np
 from tests.mixers.plain import head_output, heads, l2_norm, linear, short_conv, sigmoid, silu
 
 CHANGES = [
-  ("l2_norm(y, size)", "l2_norm(y, m * size)"),
+  ('"l2", cfg.block_size)', '"l2", cfg.key_size)'),
   ("beta = jax.nn.sigmoid(", "beta = 0.5 * jax.nn.sigmoid("),
   ("H, m, o.shape[3]).sum(axis=3)", "H, m, o.shape[3])[:, :, :, 0]"),
-  ("(jax.nn.silu(y) for y in (q, k, v))", "(jax.nn.relu(y) for y in (q, k, v))"),
+  ('Finish("silu", "l2"', 'Finish("relu", "l2"'),
 ]
 
 

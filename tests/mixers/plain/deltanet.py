@@ -5,12 +5,12 @@ import numpy as np
 from tests.mixers.plain import head_output, heads, l2_norm, linear, short_conv, sigmoid, silu
 
 CHANGES = [
-  ("lambda x: 1 + jax.nn.elu(x)", "lambda x: jax.nn.elu(x)"),
-  ('"silu": jax.nn.silu', '"silu": jax.nn.gelu'),
+  ("Finish(cfg.activation, cfg.norm, dk)", 'Finish("identity", cfg.norm, dk)'),
+  ("Finish(cfg.activation, cfg.norm, dk)", "Finish(cfg.activation, cfg.norm, dk // 2)"),
   ('norm: Norm = "l2"', 'norm: Norm = "l1"'),
   ("jax.nn.sigmoid(self.beta(x)", "2 * jax.nn.sigmoid(self.beta(x)"),
   ("jax.nn.sigmoid(self.beta(x)", "jax.nn.sigmoid(-self.beta(x)"),
-  ("(q, k, jax.nn.silu(v))", "(q, k, v)"),
+  ('Finish("silu", size=dv)', "Finish(size=dv)"),
   ("self.run(q, k, v, beta", "self.run(k, q, v, beta"),
   ("self.run(q, k, v, beta, None", "self.run(q, k, v, beta, -beta"),
 ]

@@ -20,7 +20,7 @@ CHANGES = [
   ("+ self.dt_bias[...]", "- self.dt_bias[...]"),
   ("jax.nn.softplus(self.decay", "jax.nn.sigmoid(self.decay"),
   ("jax.nn.sigmoid(self.beta(x)", "2 * jax.nn.sigmoid(self.beta(x)"),
-  ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "q, k = jax.nn.silu(q), jax.nn.silu(k)"),
+  ('Finish("silu", size=dv)', "Finish(size=dv)"),
   ("self.run(q, k, v, beta, g,", "self.run(q, k, v, beta, None,"),
 ]
 

@@ -8,7 +8,7 @@ CHANGES = [
   ("gate_temperature: float = 16.0", "gate_temperature: float = 1.0"),
   (" / self.cfg.gate_temperature", ""),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),
-  ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
+  ('"silu" if cfg.conv else "identity"', '"identity"'),
   ("self.run(q, k, v, g,", "self.run(q, k, v, g[..., 0],"),
 ]
 

@@ -18,7 +18,7 @@ CHANGES = [
   ("g = -jnp.exp(self.A_log", "g = -0.9 * jnp.exp(self.A_log"),
   ("+ self.dt_bias[...]", "- self.dt_bias[...]"),
   ("jax.nn.softplus(self.decay", "jax.nn.silu(self.decay"),
-  ("l2_norm(y, self.key_size)", "l2_norm(y, self.key_size // 2)"),
+  ('Finish("silu", "l2", dk)', 'Finish("silu", "l2", dk // 2)'),
   ("beta = jax.nn.sigmoid(", "beta = 0.5 * jax.nn.sigmoid("),
   ("squash=jax.nn.sigmoid", "squash=jax.nn.silu"),
 ]

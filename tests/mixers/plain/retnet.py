@@ -5,7 +5,7 @@ import numpy as np
 from tests.mixers.plain import convolved, head_output, heads, rope
 
 CHANGES = [
-  ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
+  ('"silu" if cfg.conv else "identity"', '"identity"'),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-6 - np.arange(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5.0 * np.ones(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5 - np.arange(H)[::-1])"),

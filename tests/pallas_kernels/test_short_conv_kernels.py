@@ -1,0 +1,114 @@
+"""Short convolutions in one pass, interpreted, against plain operations in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deltanet_jax.ops import compiling_for, short_conv
+from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
+from tests.support.tolerances import assert_close
+
+KERNELS = ("pallas_tpu", "pallas_gpu")
+# Finish, length, channels, taps, documents, bias, dtype.
+CASES = [
+  (Finish("silu", "l2", 128), 300, 256, 4, True, False, "float32"),
+  (Finish("silu", "l2", 32), 40, 128, 4, False, True, "bfloat16"),
+  (Finish("elu", "l1", 64), 1, 128, 2, True, True, "float32"),
+  (Finish("silu", size=128), 257, 128, 4, True, False, "bfloat16"),
+  (Finish("relu", size=256), 16, 256, 3, False, True, "float32"),
+]
+
+
+def draw(L, D, W, documents, bias, B=2):
+  rng = np.random.default_rng(0)
+  inputs = dict(x=rng.standard_normal((B, L, D)), kernel=rng.standard_normal((W, D)))
+  if bias:
+    inputs["bias"] = rng.standard_normal(D)
+  if documents:
+    starts = rng.random((B, L)) < 0.1
+    starts[:, L // 2 : L // 2 + 2] = True
+    # An id that comes back is another document.
+    inputs["segment_ids"] = (np.cumsum(starts, axis=1) % 3).astype(np.int32)
+  # As bfloat16 has them, so that all dtypes get the same.
+  narrow = lambda y: np.asarray(jnp.asarray(y, jnp.bfloat16), np.float64)
+  return {n: y if n == "segment_ids" else narrow(y) for n, y in inputs.items()}
+
+
+def run(inputs, dtype, **options):
+  f = functools.partial(short_conv, **options)
+  cast = lambda n, y: jnp.asarray(y) if n == "segment_ids" else jnp.asarray(y, dtype)
+  inputs = {name: cast(name, y) for name, y in inputs.items()}
+  narrow = lambda y: np.asarray(jnp.asarray(y, jnp.bfloat16), np.float64)
+  cotangents = tuple(narrow(y) for y in random_cotangents(f, inputs))
+  return with_gradients(f, ("y", "after"))(inputs, cotangents)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("finish,L,D,W,documents,bias,dtype", CASES)
+def test_kernel_equals_plain(finish, L, D, W, documents, bias, dtype, implementation):
+  inputs = draw(L, D, W, documents, bias)
+  want = run(inputs, "float64", finish=finish, implementation="plain")
+  got = run(inputs, dtype, finish=finish, implementation=implementation, interpret=True)
+  assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_transformations(implementation):
+  """A member of a `vmap` has its own taps; second derivatives are those of the plain form."""
+  inputs = draw(20, 128, 4, True, False, B=1)
+  ids = jnp.asarray(inputs.pop("segment_ids"))
+  x, kernel = (jnp.asarray(y, "float32") for y in inputs.values())
+  taps = jnp.stack([kernel, 2 * kernel, kernel[::-1]])
+  options = dict(segment_ids=ids, finish=Finish("silu", "l2", 64))
+
+  def loss(implementation, interpret, x, kernel):
+    how = dict(implementation=implementation, interpret=interpret)
+    return jnp.sin(short_conv(x, kernel, **options, **how)[0]).sum()
+
+  def squares(f, x, kernel):
+    return sum((y * y).sum() for y in jax.grad(f, argnums=(0, 1))(x, kernel))
+
+  kernels, plain = (
+    functools.partial(loss, *how) for how in ((implementation, True), ("plain", False))
+  )
+  second = lambda f: jax.grad(functools.partial(squares, f), argnums=(0, 1))
+  for transform in (lambda f: jax.vmap(jax.grad(f, argnums=(0, 1)), (None, 0)), second):
+    over = taps if transform is not second else kernel
+    for got, want in zip(transform(kernels)(x, over), transform(plain)(x, over)):
+      assert rel_rms(got, want) < 2e-6
+  with pytest.raises(TypeError, match=r"forward mode .* is for short_conv's implementation"):
+    jax.jvp(lambda x: kernels(x, kernel), (x,), (x,))
+
+
+@pytest.mark.parametrize("platform,call", [("tpu", "tpu_custom_call"), ("cuda", "triton")])
+def test_platform_takes_its_kernel(platform, call):
+  x, kernel = jnp.zeros((1, 64, 256), "bfloat16"), jnp.zeros((4, 256))
+
+  def lowered(x, state, **options):
+    run = jax.jit(functools.partial(short_conv, **options))
+    with compiling_for({"tpu": "tpu", "cuda": "gpu"}[platform]):
+      return run.trace(x, kernel, state=state).lower(lowering_platforms=(platform,)).as_text()
+
+  assert call in lowered(x, None, finish=Finish("silu", "l2", 128))
+  # With tokens before the first, and of sizes that are no tiles, operations of XLA.
+  assert call not in lowered(x, jnp.zeros((1, 3, 256), "bfloat16"))
+  assert call not in lowered(x, None, finish=Finish(size=96))
+
+
+def test_refusals():
+  x, kernel = jnp.zeros((1, 8, 96)), jnp.zeros((4, 96))
+  for name, match in (
+    ("pallas_tpu", "whole groups of 128 channels, got 96 in heads of 96; use"),
+    ("pallas_gpu", "heads of a power of two up to 512 channels, got 96 in heads of 96; use"),
+  ):
+    with pytest.raises(ValueError, match=match):
+      short_conv(x.astype("float32"), kernel, finish=Finish(size=96), implementation=name)
+  with pytest.raises(ValueError, match="interpret=True is for Pallas kernels"):
+    short_conv(x, kernel, interpret=True)
+  with pytest.raises(ValueError, match=r"state must be None; use implementation=\"plain\""):
+    state = jnp.zeros((1, 3, 96), "float32")
+    short_conv(x.astype("float32"), kernel, state=state, implementation="pallas_tpu")
