@@ -79,21 +79,6 @@ def _why(rows) -> str:
   )
 
 
-def _long(rows) -> str:
-  """Recall from the context after more updates."""
-  short, long = (_scores(rows, name) for name in ("small", "long"))
-  task = "context_recall"
-  lines = [
-    [chosen.title(model), *(chosen.cell(x[model][task][0]) for x in (short, long))]
-    for model in chosen.models(rows)
-    if task in long.get(model, {}) and task in short.get(model, {})
-  ]
-  if not lines:
-    return ""
-  header = ["model", "500 updates", "2,500 updates"]
-  return f"\n## Recall from the context, trained longer\n\n{table(header, lines)}"
-
-
 def tables(rows: list[dict]) -> str:
   header, parts = ["model", *_TITLES.values(), "mean"], []
   for name, told in _SETS.items():
@@ -109,7 +94,6 @@ def tables(rows: list[dict]) -> str:
     "Percent, averaged over kinds of tokens, of held-out rows; median of the seeds (lowest to"
     " highest), learning rate and weight decay chosen on other rows with the first seed.\n\n"
     + "\n".join(parts)
-    + _long(rows)
     + _why(rows)
     + f"\n## The paper\n\n{table(header, lines)}"
   )
