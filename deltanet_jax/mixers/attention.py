@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.parts import Linear, merge_heads, split_heads
-from deltanet_jax.ops import cached_attention, causal_attention, init_cache, rope
+from deltanet_jax.mixers.parts import Linear, merge_heads, rope, split_heads
+from deltanet_jax.ops import cached_attention, causal_attention, init_cache
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.sharding import locally
 
@@ -36,7 +36,7 @@ class Attention(Mixer):
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
   engine = "causal_attention"
   efficient_form = "masked products, a window by blocks"
-  kernels = "jax's, GPU and TPU"
+  kernels = "Pallas on TPU, jax's on GPU"
   decode = "cache"
   in_place = ("k", "v")
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax import ops
 from deltanet_jax.ops import rms_norm, short_conv
 from deltanet_jax.ops.finish import AS_IS, Finish
 from deltanet_jax.ops.matmul import matmul
@@ -242,3 +243,11 @@ def per_head(norm, x, size, *weights):
   names = (heads, *((None,) * w.ndim for w in weights))
   (y,) = locally(run, (split_heads(x, x.shape[2] // size), *weights), names, (heads,))
   return merge_heads(y)
+
+
+def rope(x, position, base):
+  """Rotary positions of x `[B L H d]`, by each device for its own tokens and heads."""
+  tokens = ("batch", "length")
+  names = ((*tokens, "heads", None), tokens)
+  (y,) = locally(lambda *args: (ops.rope(*args, base),), (x, position), names, names[:1])
+  return y

@@ -8,8 +8,7 @@ import numpy as np
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, split_heads
-from deltanet_jax.ops import rope
+from deltanet_jax.mixers.parts import QKV, HeadOutput, rope, split_heads
 from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.dtypes import wide_dtype
 from deltanet_jax.ops.finish import Finish

@@ -8,8 +8,16 @@ import jax.numpy as jnp
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import Mixer, check_chunk
 from deltanet_jax.mixers.matrix_state import attend
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, RMSNorm, merge_heads, split_heads
-from deltanet_jax.ops import logcumsumexp, rope
+from deltanet_jax.mixers.parts import (
+  QKV,
+  HeadOutput,
+  Linear,
+  RMSNorm,
+  merge_heads,
+  rope,
+  split_heads,
+)
+from deltanet_jax.ops import logcumsumexp
 from deltanet_jax.ops.documents import changes, positions
 from deltanet_jax.ops.dtypes import wide, wide_dtype
 from deltanet_jax.ops.logcumsumexp import EMPTY

@@ -1,34 +1,59 @@
 """Rotary position embedding over the whole head, halves paired (i, i + d/2)."""
 
-import jax.numpy as jnp
-import numpy as np
+from typing import Literal, get_args
+
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.checks import check_implementation
+from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.autodiff import backward_by_hand
+from pallas_kernels.rope.plain import refusal, turn
+
+Implementation = Literal["plain", "pallas_tpu"]
 
 
 def rope(
-  x: Float[Array, "B L H d"], positions: Int[Array, "B L"], base: float = 10000.0
+  x: Float[Array, "B L H d"],
+  positions: Int[Array, "B L"],
+  base: float = 10000.0,
+  *,
+  implementation: Implementation | None = None,
+  interpret: bool = False,
 ) -> Float[Array, "B L H d"]:
-  """Turns the pair (x_i, x_{i+d/2}) of each head by the angle position * base^(-2i/d)."""
+  """Turns the pair (x_i, x_{i+d/2}) of each head by the angle position * base^(-2i/d).
+
+  Args:
+    implementation: "plain" are operations of XLA, "pallas_tpu" one pass over x, which XLA would
+      copy into another layout and back. A named one runs or raises; None takes the kernel on a TPU
+      for what it serves.
+    interpret: runs the Pallas kernel on the CPU.
+  """
   if x.shape[-1] % 2:
     raise ValueError(f"x has head size {x.shape[-1]}, expected an even one for rotary positions.")
-  return _turn(x, positions, base)
+  if implementation is not None:
+    check_implementation(implementation, get_args(Implementation))
+  if interpret and implementation != "pallas_tpu":
+    raise ValueError(
+      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
+    )
+  reason = refusal(x)
+  if implementation == "pallas_tpu" and reason:
+    raise ValueError(f'{reason}; use implementation="plain".')
+  # A decoding token is no work for a kernel.
+  on_tpu = target_platform() == "tpu" and x.shape[1] > 1 and not reason
+  if implementation == "pallas_tpu" or (implementation is None and on_tpu):
+    from pallas_kernels.rope.pallas_tpu import turn_tpu  # when it is called: it is heavy
+
+    return turn_tpu(x, positions, base, interpret)
+  return _plain(x, positions, base)
 
 
 # The gradient is turned back: JAX's own would write halves of heads in float32.
-def _turn_backward(base, args, d):
+def _plain_backward(base, args, d):
   _, positions = args
-  return _turn(d, -positions, base), None
+  return _plain(d, -positions, base), None
 
 
-@backward_by_hand(_turn_backward, static=(2,))
-def _turn(x, positions, base):
-  half = x.shape[-1] // 2
-  y = wide(x)
-  frequencies = jnp.asarray(base ** (-np.arange(half) / half), y.dtype)
-  angles = positions.astype(y.dtype)[:, :, None, None] * frequencies[None, None, None]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  a, b = y[..., :half], y[..., half:]
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+@backward_by_hand(_plain_backward, static=(2,))
+def _plain(x, positions, base):
+  return turn(x, positions, base)

@@ -1,9 +1,9 @@
-"""Causal softmax attention by the kernels that jax ships, differentiable to any order."""
+"""Causal softmax attention by kernels, our own on TPU and jax's on GPU, to any order."""
 
 import importlib
 
 # Imported when they are asked for: the checks are of use without Pallas.
-_MODULES = {"attention_tpu": "splash", "attention_gpu": "triton"}
+_MODULES = {"attention_tpu": "tpu", "attention_gpu": "triton"}
 __all__ = list(_MODULES)
 
 
