@@ -1,6 +1,9 @@
-"""How exact a kernel is with every precision of its inverse: interpreted, against float64.
+"""How exact the kernels are: interpreted, against the float64 definition.
 
-python -m experiments.ahead.kernel_errors      # two minutes
+python -m experiments.ahead.kernel_errors      # some minutes
+
+With float32 inputs, by the precision of their inverse; with bfloat16 ones as they are, by kinds of
+keys and sizes of heads. What the definition gets are the inputs as rounded to their dtype.
 """
 
 import functools
@@ -14,34 +17,52 @@ from deltanet_jax.ops import delta_rule, numerics
 from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
 from experiments.lib import app, records
 from experiments.lib.tables import table
-from pallas_kernels.bf16 import PARTS
+from pallas_kernels.bf16 import PARTS, inverse_precision
 
 PRECISIONS = tuple(PARTS)
-# Tokens per chunk, the kernels' own for float32; substitution over 128 rows compiles for minutes.
-CHUNKS = {"pallas_tpu": 128, "pallas_gpu": 32}
+# Tokens per chunk, the kernels' own; substitution over 128 rows compiles for minutes.
+CHUNKS = {
+  "float32": {"pallas_tpu": 128, "pallas_gpu": 32},
+  "bfloat16": {"pallas_tpu": 128, "pallas_gpu": 64},
+}
 SUBSTITUTION_CHUNK = 32
 KEYS = ("random", "nearly identical")
+LENGTHS = {"float32": 256, "bfloat16": 512}
+SIZES = (64, 128)  # of heads, with bfloat16
 
 
-def inputs(keys: str) -> dict[str, np.ndarray]:
-  """256 tokens with "random" keys, or "nearly identical" ones and beta 1."""
-  x = random_inputs(Spec(L=256, H=1, dk=64))
+def inputs(keys: str, dtype: str, size: int) -> dict[str, np.ndarray]:
+  """Tokens with "random" keys, "nearly identical" ones and beta 1, or "beta up to 2"."""
+  x = random_inputs(Spec(L=LENGTHS[dtype], H=1, dk=size))
   if keys == "nearly identical":
     rng = np.random.default_rng(2)
     k = x["k"][:, :1] + 1e-3 * rng.standard_normal(x["k"].shape)
     x["k"] = k / np.linalg.norm(k, axis=-1, keepdims=True)
     x["beta"] = np.ones_like(x["beta"])
-  return {name: np.asarray(y, np.float32) for name, y in x.items()}
+  if keys == "beta up to 2":
+    x["beta"] = 2 * x["beta"]
+  x = numerics.cast(x, dtype)
+  return {name: np.asarray(y, np.float64) for name, y in x.items()}
 
 
 def cases() -> list[dict]:
-  """Every kernel with every precision and kind of keys."""
-  return [
-    dict(kernel=kernel, keys=keys, inverse_precision=precision)
-    for kernel in CHUNKS
+  """Every kernel with every kind of keys; in float32 with every precision, else with its own."""
+  case = lambda kernel, keys, precision, dtype, size: dict(
+    kernel=kernel, keys=keys, inverse_precision=precision, dtype=dtype, size=size
+  )
+  exact = [
+    case(kernel, keys, precision, "float32", 64)
+    for kernel in CHUNKS["float32"]
     for keys in KEYS
     for precision in PRECISIONS
   ]
+  narrow = [
+    case(kernel, keys, inverse_precision(None, "bfloat16"), "bfloat16", size)
+    for kernel in CHUNKS["bfloat16"]
+    for keys in (*KEYS, "beta up to 2")
+    for size in SIZES
+  ]
+  return exact + narrow
 
 
 def _outputs(x, dtype, **options):
@@ -52,19 +73,30 @@ def _outputs(x, dtype, **options):
 
 
 @functools.cache
-def _truth(keys):
-  return _outputs(inputs(keys), "float64", implementation="recurrent")
+def _truth(keys, dtype, size):
+  return _outputs(inputs(keys, dtype, size), "float64", implementation="recurrent")
 
 
-def measure(kernel: str, keys: str, inverse_precision: str) -> dict:
-  """The largest relative RMS error of the case, and of what."""
-  chunk = SUBSTITUTION_CHUNK if inverse_precision == "substitution" else CHUNKS[kernel]
+def measure(kernel: str, keys: str, inverse_precision: str, dtype: str, size: int) -> dict:
+  """Relative RMS errors: of o, of S, and the largest of a gradient and of all, and whose."""
+  substitution = inverse_precision == "substitution"
+  chunk = SUBSTITUTION_CHUNK if substitution else CHUNKS[dtype][kernel]
   how = dict(implementation=kernel, inverse_precision=inverse_precision, interpret=True)
   with jax.enable_x64(True):
-    got, want = _outputs(inputs(keys), "float32", chunk=chunk, **how), _truth(keys)
+    got = _outputs(inputs(keys, dtype, size), dtype, chunk=chunk, **how)
+    want = _truth(keys, dtype, size)
   errors = {name: numerics.rel_rms(got[name], want[name]) for name in want}
   worst = max(errors, key=errors.get)
-  return dict(chunk=chunk, error=errors[worst], of=worst)
+  gradient = max((name for name in errors if name.startswith("d")), key=errors.get)
+  return dict(
+    chunk=chunk,
+    error=errors[worst],
+    of=worst,
+    o=errors["o"],
+    S=errors["S"],
+    gradient=errors[gradient],
+    of_gradient=gradient,
+  )
 
 
 def main():
@@ -75,9 +107,11 @@ def main():
     start = time.perf_counter()
     figures = measure(**case)
     out.write(case, figures, time.perf_counter() - start)
-    lines.append([*case.values(), str(figures["chunk"]), f"{figures['error']:.1e}", figures["of"]])
+    cells = map(str, (*case.values(), figures["chunk"]))
+    lines.append([*cells, f"{figures['error']:.1e}", figures["of"]])
   if lines:
-    print(table(["kernel", "keys", "precision", "chunk", "largest error", "of"], lines))
+    header = ["kernel", "keys", "precision", "dtype", "size", "chunk", "largest error", "of"]
+    print(table(header, lines))
   print(f"all rows: {out.path}")
 
 

@@ -15,6 +15,7 @@ from deltanet_jax.ops import (
   linear_attention,
   linear_attention_step,
   numerics,
+  rope,
   short_conv,
 )
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
@@ -73,7 +74,7 @@ class Case:
 
   @property
   def names(self) -> tuple[str, ...]:
-    return ("o",) if self.kernel.startswith(("attention", "short conv")) else ("o", "S")
+    return ("o",) if self.kernel.startswith(("attention", "rope", "short conv")) else ("o", "S")
 
 
 def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
@@ -88,7 +89,7 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
     for name in RULES[platform]:
       if name != "triton" or triton:
         yield from _rules(name, sizes, options)
-    for others in (_others, _linear, _convs):
+    for others in (_others, _rope, _linear, _convs):
       yield from others(KERNELS[platform], sizes, options)
 
 
@@ -167,9 +168,27 @@ def _others(name, sizes, options):
   attend = lambda implementation, **more: (
     lambda **x: (causal_attention(**x, implementation=implementation, **more),)
   )
-  for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
-    run, plain = attend(name, **options), attend("plain")
+  windows = (("plain", None),) + ((("window", max(L // 3, 1)),) if name == "pallas_tpu" else ())
+  for inputs, window in (*windows, ("full", None)):
+    more = dict(segment_ids=ids) if inputs == "full" else {}
+    run, plain = attend(name, window=window, **options), attend("plain", window=window)
     yield Case(f"attention {name}", inputs, "bfloat16", arrays | more, run, plain, plain)
+
+
+def _rope(name, sizes, options):
+  """Rotary positions, which have a kernel on TPU alone."""
+  if name != "pallas_tpu":
+    return
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, sizes.spec.L, 2, 64))
+  # Small ones: float32 holds the angle of position 4096 to 1e-4, in any form.
+  positions = rng.integers(0, 64, x.shape[:2]).astype(np.int32)
+  by = lambda implementation, **more: (
+    lambda x: (rope(x, positions, implementation=implementation, **more),)
+  )
+  for dtype in DTYPES:
+    forms = (by(name, **options), by("plain"), by("plain"))
+    yield Case(f"rope {name}", "plain", dtype, dict(x=x), *forms)
 
 
 def rounded(case: Case) -> dict[str, jax.Array]:

@@ -1,12 +1,16 @@
-"""Errors of the kernels with every precision of their inverse."""
+"""Errors of the kernels: by the precision of their inverse, and with bfloat16 inputs."""
 
 from experiments.lib.tables import table
 
 _PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 
 
-def tables(rows: list[dict]) -> str:
-  found = {tuple(row["key"].values()): row["figures"] for row in rows}
+def _exact(rows):
+  """float32: the largest error by precision."""
+  found = {
+    (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["figures"]
+    for row in rows
+  }
   lines = []
   for kernel, keys in dict.fromkeys((kernel, keys) for kernel, keys, _ in found):
     cells = []
@@ -14,8 +18,30 @@ def tables(rows: list[dict]) -> str:
       x = found.get((kernel, keys, precision))
       cells.append(f"{x['error']:.1e} (chunk {x['chunk']})" if x else "–")
     lines.append([f"`{kernel}`", keys, *cells])
-  return (
-    "Relative RMS error, float32 inputs, interpreted, worst of o, S and all gradients (256 tokens,"
-    " d = 64; nearly identical keys have beta 1).\n\n"
-    f"{table(['kernel', 'keys', *_PRECISIONS], lines)}"
+  return table(["kernel", "keys", *_PRECISIONS], lines)
+
+
+def _narrow(rows):
+  """bfloat16: o, S and the worst gradient."""
+  lines = [
+    [
+      f"`{row['key']['kernel']}`",
+      row["key"]["keys"],
+      str(row["key"]["size"]),
+      *(f"{row['figures'][name]:.1e}" for name in ("o", "S")),
+      f"{row['figures']['gradient']:.1e} ({row['figures']['of_gradient']})",
+    ]
+    for row in rows
+  ]
+  return table(["kernel", "keys", "head size", "o", "S", "worst gradient"], lines)
+
+
+def tables(rows: list[dict]) -> str:
+  of = lambda dtype: [row for row in rows if row["key"]["dtype"] == dtype]
+  text = (
+    "Relative RMS error, interpreted; nearly identical keys have beta 1.\n\n## float32 inputs\n\n"
+    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_exact(of('float32'))}"
   )
+  if narrow := of("bfloat16"):
+    text += f"\n## bfloat16 inputs\n\n512 tokens, the kernels' own chunks.\n\n{_narrow(narrow)}"
+  return text
