@@ -31,6 +31,9 @@ PROGRAMS = {
     "linear attention step": ("linear_attention_step",),
     "short conv forward": ("short_conv_fwd",),
     "short conv backward": ("short_conv_bwd",),
+    "attention forward": ("attention_fwd",),
+    "attention backward": ("attention_bwd",),
+    "rope": ("rope",),
   },
   "gpu": {
     "forward": ("delta_rule_intra", "delta_rule_fwd"),
@@ -61,7 +64,7 @@ class Case:
 
   inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
   channel in place of one for each head. Linear attention has no beta; a short convolution has four
-  taps, silu and the L2 norm of heads, "full" with documents.
+  taps, silu and the L2 norm of heads; it and attention are "full" with documents.
   """
 
   program: str
@@ -77,8 +80,9 @@ class Case:
     return self.program.startswith("linear attention")
 
   @property
-  def conv(self) -> bool:
-    return self.program.startswith("short conv")
+  def around(self) -> bool:
+    """A kernel around the rule, which has no chunks and no gates."""
+    return self.program.startswith(("short conv", "attention", "rope"))
 
   @property
   def part(self) -> str:
@@ -88,7 +92,7 @@ class Case:
   def normal(self, target: str) -> "Case":
     """The same case with the chunk that the kernels take for it, None where there are none."""
     chunk = self.chunk
-    if self.part == "step" or self.conv:
+    if self.part == "step" or self.around:
       chunk = None
     elif CHIPS[target].platform == "gpu":
       from pallas_kernels.delta_rule.pallas_gpu import tiles
@@ -106,7 +110,8 @@ class Program:
   donate: tuple[int, ...] = ()
 
 
-def _bytes(*trees):
+def size_of(*trees) -> int:
+  """Bytes of all arrays."""
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
 
 
@@ -137,7 +142,7 @@ def _sequence(rule, case):
     return outputs, [y for y in jax.tree.leaves(pull) if not any(y is z for z in given)]
 
   outputs, pull = jax.eval_shape(save, arrays, segments)
-  forward = _bytes(arrays, segments, outputs)
+  forward = size_of(arrays, segments, outputs)
   tokens = BATCH * LENGTH * case.heads
   match case.part:
     case "forward":
@@ -145,7 +150,7 @@ def _sequence(rule, case):
     case "saving forward":
       return Program(save_new, (arrays, segments), forward, tokens)
     case "backward":
-      return Program(lambda pull, x: pull(x), (pull, outputs), forward + _bytes(arrays), tokens)
+      return Program(lambda pull, x: pull(x), (pull, outputs), forward + size_of(arrays), tokens)
 
 
 def _step(rule, case):
@@ -156,26 +161,8 @@ def _step(rule, case):
   gate = dict(plain=None, full=array(case.heads), channels=array(case.heads, dk))[case.inputs]
   beta = () if case.linear else (array(case.heads),)
   args = (key, key, value, *beta, S, gate)
-  size = _bytes(args, value, S)
+  size = size_of(args, value, S)
   return Program(rule, args, size, SEQUENCES * case.heads, donate=(3 + len(beta),))
-
-
-def _conv(case, platform):
-  from deltanet_jax.ops import short_conv
-  from deltanet_jax.ops.finish import Finish
-
-  width = case.heads * case.head_size
-  x = jax.ShapeDtypeStruct((BATCH, LENGTH, width), jnp.dtype(case.dtype))
-  taps = jax.ShapeDtypeStruct((4, width), jnp.float32)
-  segments = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32) if case.inputs == "full" else None
-  finish = Finish("silu", "l2", case.head_size)
-  how = dict(finish=finish, implementation=f"pallas_{platform}")
-  run = lambda x, taps, segments: short_conv(x, taps, segment_ids=segments, **how)[0]
-  backward = lambda x, taps, segments, d: jax.vjp(lambda *y: run(*y, segments), x, taps)[1](d)
-  minimum, tokens = _bytes(x, x, taps, segments), BATCH * LENGTH * case.heads
-  if case.program == "short conv forward":
-    return Program(run, (x, taps, segments), minimum, tokens)
-  return Program(backward, (x, taps, segments, x), minimum + _bytes(x, taps), tokens)
 
 
 def _ut(case, capability):
@@ -197,19 +184,21 @@ def _ut(case, capability):
   arrays, segments = _arrays(case)
   args = (*(arrays.get(x) for x in ("k", "v", "beta", "g")), segments)
   X, W, U = jax.eval_shape(transform, *args)
-  minimum, tokens = _bytes(args, W, U), BATCH * LENGTH * case.heads
+  minimum, tokens = size_of(args, W, U), BATCH * LENGTH * case.heads
   if case.program != "UT backward":
     return Program(transform, args, minimum, tokens)
   backward = functools.partial(pallas.ut_transform_bwd, **options)
-  return Program(backward, (*args, X, W, U, W, U), minimum + _bytes(args[:4]), tokens)
+  return Program(backward, (*args, X, W, U, W, U), minimum + size_of(args[:4]), tokens)
 
 
 def build(target: str, case: Case) -> Program:
   """The program of a case, for jit."""
   from pallas_kernels import delta_rule, linear_attention
 
-  if case.conv:
-    return _conv(case, CHIPS[target].platform)
+  if case.around:
+    from experiments.ahead import kernels_around
+
+    return kernels_around.build(case, CHIPS[target].platform)
   if case.program.startswith("UT"):
     return _ut(case, 10 * CHIPS[target].nvidia.major)
   kernels, name = (
@@ -239,7 +228,9 @@ def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
     if platform == "tpu":
       found = tpu_resources(compiled, kernel)
       steps = math.prod(compiled.grids[kernel])
-      found["bundles_per_token_head"] = found["bundles"] * steps / program.tokens
+      # How often a loop runs is not known here.
+      once = found["bundles"] * steps / program.tokens
+      found["bundles_per_token_head"] = None if found["loop_bundles"] else once
     else:
       found = gpu_resources(compiled, kernel)
       found |= dict(tile=_tile(machine, case, kernel), waves=_waves(compiled, kernel, found))
@@ -265,7 +256,7 @@ def _tile(machine, case, kernel):
 
   name = kernel.removeprefix("delta_rule_").removeprefix("linear_attention_")
   name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
-  if name == "step" or case.conv:
+  if name == "step" or case.around:
     return None
   with compiling_for_gpu(machine.chip.nvidia.device_name):
     full, erases = case.inputs == "full", not case.linear

@@ -1,6 +1,7 @@
 """What a kernel takes on its chip, from the files that the compilers wrote about it."""
 
 import collections
+import itertools
 import pathlib
 import re
 import subprocess
@@ -19,8 +20,8 @@ _TENSOR_COLUMNS = 512  # of a B200's tensor memory, which holds what its product
 def tpu_resources(compiled: Compiled, kernel: str) -> dict:
   """VLIW bundles of one grid step, its matrix instructions by the dtype of their operands, VMEM.
 
-  Bundles are a lower bound on cycles. A loop inside the kernel would count once: `loops` says there
-  is one. VMEM holds windows (twice, to load ahead), scratch and what registers spill.
+  Bundles are a lower bound on cycles. Loops inside the kernel count once; `loop_bundles` are those
+  of one round of each. VMEM holds windows (twice, to load ahead), scratch and what registers spill.
   """
 
   def read(stage):
@@ -33,17 +34,25 @@ def tpu_resources(compiled: Compiled, kernel: str) -> dict:
   depths = [
     m[1].count(">") for m in re.finditer(r"^ *(?:0x)?[0-9a-f]+ +(?:\w\w)? *:([ >]*)\{", text, re.M)
   ]
+  loops = [len(list(run)) for deep, run in itertools.groupby(depths, lambda x: x > 1) if deep]
   # "#allocation5 [shape = '...', space=vmem, size = 0x80000, scoped, tag = 'input window ...']"
   allocations = re.findall(
     r"^ *#allocation\w+ \[.*space=vmem, size = (0x[0-9a-f]+).*?tag = '(.*)'", read("post-ra"), re.M
   )
   return dict(
     bundles=sum(depth > 0 for depth in depths),
-    loops=max(depths) > 1,
+    loop_bundles=[n for n in loops if n > 8],  # not those of a branch
     vmem_bytes=sum(int(size, 16) for size, _ in allocations),
     spill_bytes=sum(int(size, 16) for size, tag in allocations if tag.startswith("spilled")),
     products=dict(collections.Counter(re.findall(r"= vmatmul[\w.]*?\.([a-z]+\d+)\b", text))),
   )
+
+
+def bundles(row: dict) -> str:
+  """Per token and head; of a kernel with loops, those of one round of each."""
+  if row["bundles_per_token_head"] is not None:
+    return f"{row['bundles_per_token_head']:.3g}"
+  return " / ".join(f"{n:,}" for n in row["loop_bundles"])
 
 
 def gpu_resources(compiled: Compiled, kernel: str) -> dict:

@@ -3,6 +3,7 @@
 import re
 
 from deltanet_jax.chips import CHIPS
+from experiments.ahead.resources import bundles
 from experiments.lib.tables import table
 
 _TARGETS = ("v5e", "v6e", "v5p", "h100", "a100", "b200")
@@ -20,6 +21,9 @@ _PROGRAMS = (
   "linear attention step",
   "short conv forward",
   "short conv backward",
+  "attention forward",
+  "attention backward",
+  "rope",
 )
 _INPUTS = ("plain", "full", "channels")
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
@@ -52,17 +56,13 @@ def _cases(rows, *fields):
   return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
 
 
-def _bundles(row):
-  return f"{row['bundles_per_token_head']:.3g}"
-
-
 def tpu_table(rows: list[dict]) -> str:
   """Bundles per token and head, plain inputs; the most VMEM of any case; HBM traffic."""
   lines = []
   for program, dtype, chunk in _cases(rows, "program", "dtype", "chunk"):
     every = _matching(rows, program=program, dtype=dtype, chunk=chunk)
     plain = _matching(every, inputs="plain")
-    cells = [_cell(plain, _bundles, size) for size in _SIZES]
+    cells = [_cell(plain, bundles, size) for size in _SIZES]
     vmem = max(row.get("vmem_bytes", 0) for row in every)
     moved = _cell(plain, _moved, (128, 128))
     lines.append([program, dtype, str(chunk or "–"), *cells, f"{vmem / 2**20:.1f}", moved])
@@ -77,7 +77,7 @@ def inputs_table(rows: list[dict]) -> str:
   lines = []
   for program, dtype in _cases(rows, "program", "dtype"):
     every = _matching(rows, program=program, dtype=dtype)
-    cells = [_cell(_matching(every, inputs=x), _bundles, (128, 128)) for x in _INPUTS]
+    cells = [_cell(_matching(every, inputs=x), bundles, (128, 128)) for x in _INPUTS]
     lines.append([program, dtype, *cells])
   return table(["program", "dtype", *_INPUTS], lines)
 
@@ -90,7 +90,7 @@ def heads_table(rows: list[dict]) -> str:
   for target, program in dict.fromkeys((row["target"], row["program"]) for row in rows):
     found = {row["heads"]: row for row in _matching(rows, target=target, program=program)}
     if len(found) > 1:
-      cells = [_bundles(found[n]) if n in found else "–" for n in heads]
+      cells = [bundles(found[n]) if n in found else "–" for n in heads]
       lines.append([f"{target} {program}", *cells])
   return table(["program", *(f"H = {n}" for n in heads)], lines) if lines else ""
 

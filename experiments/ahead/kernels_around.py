@@ -1,0 +1,42 @@
+"""Programs of the kernels around the rule: short convolutions, attention, rotary positions."""
+
+import jax
+import jax.numpy as jnp
+
+from deltanet_jax.ops import causal_attention, rope, short_conv
+from deltanet_jax.ops.finish import Finish
+from experiments.ahead import kernel_programs
+
+
+def build(case, platform: str):
+  """The program of a case, for jit; "full" inputs have documents."""
+  rows, length = kernel_programs.BATCH, kernel_programs.LENGTH
+  segments = None
+  if case.inputs == "full":
+    segments = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+  shape = (rows, length, case.heads, case.head_size)
+  x = jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype))
+  how = dict(implementation=f"pallas_{platform}")
+  if case.program.startswith("short conv"):
+    width = case.heads * case.head_size
+    x, taps = x.update(shape=(rows, length, width)), jax.ShapeDtypeStruct((4, width), jnp.float32)
+    finish = Finish("silu", "l2", case.head_size)
+    run = lambda x, taps: lambda ids: short_conv(x, taps, segment_ids=ids, finish=finish, **how)[0]
+    return _program(case, run, (x, taps), segments, x)
+  if case.program.startswith("attention"):
+    run = lambda *qkv: lambda ids: causal_attention(*qkv, segment_ids=ids, **how)
+    return _program(case, run, (x, x, x), segments, x)
+  positions = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+  run = lambda x: lambda positions: rope(x, positions, **how)
+  return _program(case, run, (x,), positions, x)
+
+
+def _program(case, run, arrays, ids, out):
+  """Forward or backward of run(*arrays)(ids), which gives `out`."""
+  size, tokens = kernel_programs.size_of, out.shape[0] * out.shape[1] * case.heads
+  minimum = size(arrays, ids, out)
+  if not case.program.endswith("backward"):
+    forward = lambda arrays, ids: run(*arrays)(ids)
+    return kernel_programs.Program(forward, (arrays, ids), minimum, tokens)
+  pull = lambda arrays, ids, d: jax.vjp(lambda *x: run(*x)(ids), *arrays)[1](d)
+  return kernel_programs.Program(pull, (arrays, ids, out), minimum + size(arrays), tokens)
