@@ -37,8 +37,9 @@ _HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size
 _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
-  "inputs", ["plain", "full"], kernel_programs.INPUTS["tpu"],
-  "plain: q, k, v, beta; full: with g, S0 and documents; channels: with a g per key channel (TPU).",
+  "inputs", ["plain", "full"], kernel_programs.INPUTS,
+  "plain: q, k, v, beta; full: with g, S0 and documents; channels: the same with a g per key"
+  " channel; gates of channels: with that g alone.",
 )  # fmt: skip
 _HEADS = flags.DEFINE_multi_integer("heads", [kernel_programs.HEADS], "Heads of keys and values.")
 
@@ -51,12 +52,12 @@ def cases(target: str) -> list[kernel_programs.Case]:
     _DTYPES.value,
     ((d, _VALUE_SIZE.value or d) for d in _HEAD_SIZES.value),
     _CHUNKS.value or [kernel_programs.CHUNKS[platform]],
-    [x for x in _INPUTS.value if x in kernel_programs.INPUTS[platform]],
+    _INPUTS.value,
     _HEADS.value,
   )
   cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
-  # Convolutions have no gates.
-  cases = [case for case in cases if not (case.conv and case.inputs == "channels")]
+  # Convolutions have no gates, the UT transform alone none of channels.
+  cases = [x for x in cases if not (x.channels and (x.conv or x.program.startswith("UT")))]
   return list(dict.fromkeys(case.normal(target) for case in cases))
 
 
