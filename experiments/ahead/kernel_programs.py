@@ -93,6 +93,11 @@ class Case:
     return self.inputs in ("channels", "gates of channels")
 
   @property
+  def served(self) -> bool:
+    """Convolutions have no gates, and the UT transform alone has none of channels."""
+    return not (self.channels and (self.conv or self.program.startswith("UT")))
+
+  @property
   def part(self) -> str:
     """ "forward", "saving forward", "backward" or "step"."""
     return self.program.removeprefix("linear attention ")

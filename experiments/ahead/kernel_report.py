@@ -56,9 +56,7 @@ def cases(target: str) -> list[kernel_programs.Case]:
     _HEADS.value,
   )
   cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
-  # Convolutions have no gates, the UT transform alone none of channels.
-  cases = [x for x in cases if not (x.channels and (x.conv or x.program.startswith("UT")))]
-  return list(dict.fromkeys(case.normal(target) for case in cases))
+  return list(dict.fromkeys(case.normal(target) for case in cases if case.served))
 
 
 def measure(wanted: dict[str, list[kernel_programs.Case]], out: records.Records) -> list[tuple]:
