@@ -37,7 +37,7 @@ _BF16 = dict(
   channels_scores=Tile(32, 32, 4),
   channels_dscores=Tile(64, 64, 4),
 )
-_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
+_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4), channels_states=Tile(64, 16, 4))
 _F32 = dict(
   intra=Tile(16, 16, 8),
   scores=Tile(32, 32, 4),
@@ -85,7 +85,6 @@ _H100_F32 = _F32 | dict(
   fwd=Tile(32, 16, 4),
   dstates=Tile(32, 16, 4),
   full_dstates=Tile(32, 16, 8),
-  channels_dstates=Tile(32, 16, 8),
 )
 H100 = OTHER | {
   ("bfloat16", 64): _H100_BF16,
