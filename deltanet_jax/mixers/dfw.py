@@ -42,7 +42,7 @@ class DFW(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} ⊙ (β_t α_tᵀ) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "Pallas on TPU"
+  kernels = "plain XLA"  # values decay too, which no kernel has
 
   def __init__(self, cfg: DFWConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

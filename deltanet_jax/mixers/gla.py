@@ -37,7 +37,6 @@ class GLA(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "Pallas on TPU"
 
   def __init__(self, cfg: GLAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

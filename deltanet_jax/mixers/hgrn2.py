@@ -38,7 +38,6 @@ class HGRN2(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t (1 - α_t)ᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "Pallas on TPU"
   bounded = True
 
   def __init__(self, cfg: HGRN2Config, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):

@@ -48,7 +48,6 @@ class KDA(DeltaRuleMixer):
   Config = KDAConfig
   recurrence = "S_t = S_{t-1} (Diag(α_t) (I - β_t k_t k_tᵀ)) + β_t v_t k_tᵀ"
   readout = "o_t = S_t q_t"
-  kernels = "Pallas on TPU"
 
   def __init__(self, cfg: KDAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

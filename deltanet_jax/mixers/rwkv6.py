@@ -39,7 +39,6 @@ class RWKV6(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = (S_{t-1} + v_t (d ⊙ k_t)ᵀ) q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "Pallas on TPU"
   by_layer = True
 
   def __init__(

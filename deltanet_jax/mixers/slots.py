@@ -66,7 +66,7 @@ class SlotMixer(Mixer):
 
   engine = "linear_attention"
   efficient_form = "two passes, chunkwise, two levels"
-  kernels = "Pallas on TPU in one pass"
+  kernels = "Pallas on GPU, TPU in one pass"
 
   def __init__(self, cfg, width, *, std, rngs):
     self.cfg = cfg

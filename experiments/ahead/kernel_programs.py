@@ -54,8 +54,16 @@ PROGRAMS = {
     "short conv backward": ("short_conv_bwd",),
   },
 }  # fmt: skip
+# What gates of key channels add to them.
+CHANNEL_KERNELS = {
+  "tpu": {},
+  "gpu": {
+    "backward": ("delta_rule_dscores",),
+    "linear attention backward": ("linear_attention_dscores",),
+  },
+}
 CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
-INPUTS = {"tpu": ("plain", "full", "channels"), "gpu": ("plain", "full")}
+INPUTS = ("plain", "full", "gates of channels", "channels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +71,9 @@ class Case:
   """One program at one shape.
 
   inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
-  channel in place of one for each head. Linear attention has no beta; a short convolution has four
-  taps, silu and the L2 norm of heads; it and attention are "full" with documents.
+  channel in place of one for each head, "gates of channels" that g alone. Linear attention has no
+  beta; a short convolution has four taps, silu and the L2 norm of heads; it and attention are
+  "full" with documents.
   """
 
   program: str
@@ -83,6 +92,23 @@ class Case:
   def around(self) -> bool:
     """A kernel around the rule, which has no chunks and no gates."""
     return self.program.startswith(("short conv", "attention", "rope"))
+
+  @property
+  def channels(self) -> bool:
+    return self.inputs in ("channels", "gates of channels")
+
+  @property
+  def served(self) -> bool:
+    """Whether there is such a kernel.
+
+    What is around the rule has no gates, and the UT transform alone has none of channels. Attention
+    serves bfloat16; rotary positions know no documents.
+    """
+    if self.program.startswith("attention") and self.dtype != "bfloat16":
+      return False
+    if self.program == "rope" and self.inputs != "plain":
+      return False
+    return not (self.channels and (self.around or self.program.startswith("UT")))
 
   @property
   def part(self) -> str:
@@ -124,8 +150,10 @@ def _arrays(case):
     arrays["beta"] = array(LENGTH, case.heads)
   if case.inputs == "plain":
     return arrays, None
-  channels = (dk,) if case.inputs == "channels" else ()
-  arrays |= dict(g=array(LENGTH, case.heads, *channels), S0=array(case.heads, dk, dv))
+  arrays["g"] = array(LENGTH, case.heads, *([dk] if case.channels else []))
+  if case.inputs == "gates of channels":
+    return arrays, None
+  arrays["S0"] = array(case.heads, dk, dv)
   return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
 
 
@@ -158,7 +186,7 @@ def _step(rule, case):
   array = lambda *sizes, dtype=jnp.float32: jax.ShapeDtypeStruct((SEQUENCES, *sizes), dtype)
   key, value = (array(case.heads, d, dtype=jnp.dtype(case.dtype)) for d in (dk, dv))
   S = array(case.heads, dk, dv)
-  gate = dict(plain=None, full=array(case.heads), channels=array(case.heads, dk))[case.inputs]
+  gate = None if case.inputs == "plain" else array(case.heads, *([dk] if case.channels else []))
   beta = () if case.linear else (array(case.heads),)
   args = (key, key, value, *beta, S, gate)
   size = size_of(args, value, S)
@@ -259,8 +287,8 @@ def _tile(machine, case, kernel):
   if name == "step" or case.around:
     return None
   with compiling_for_gpu(machine.chip.nvidia.device_name):
-    full, erases = case.inputs == "full", not case.linear
-    return list(tiles.tile_for(name, _arrays(case)[0]["k"], full=full, erases=erases))
+    kind = dict(full=case.inputs == "full", erases=not case.linear, channels=case.channels)
+    return list(tiles.tile_for(name, _arrays(case)[0]["k"], **kind))
 
 
 def _waves(compiled, kernel, found):
@@ -283,4 +311,6 @@ def keys(target: str, case: Case) -> list[dict]:
   if case.heads == HEADS:
     del named["heads"]
   kernels = PROGRAMS[CHIPS[target].platform][case.program]
+  if case.channels:
+    kernels = [*kernels, *CHANNEL_KERNELS[CHIPS[target].platform].get(case.program, ())]
   return [dict(target=target, **named, kernel=kernel) for kernel in kernels]

@@ -38,8 +38,9 @@ _HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size
 _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
-  "inputs", ["plain", "full"], kernel_programs.INPUTS["tpu"],
-  "plain: q, k, v, beta; full: with g, S0 and documents; channels: with a g per key channel (TPU).",
+  "inputs", ["plain", "full"], kernel_programs.INPUTS,
+  "plain: q, k, v, beta; full: with g, S0 and documents; channels: the same with a g per key"
+  " channel; gates of channels: with that g alone.",
 )  # fmt: skip
 _HEADS = flags.DEFINE_multi_integer("heads", [kernel_programs.HEADS], "Heads of keys and values.")
 
@@ -52,15 +53,11 @@ def cases(target: str) -> list[kernel_programs.Case]:
     _DTYPES.value,
     ((d, _VALUE_SIZE.value or d) for d in _HEAD_SIZES.value),
     _CHUNKS.value or [kernel_programs.CHUNKS[platform]],
-    [x for x in _INPUTS.value if x in kernel_programs.INPUTS[platform]],
+    _INPUTS.value,
     _HEADS.value,
   )
   cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
-  # What is around the rule has no gates; attention's kernel serves bfloat16 alone.
-  cases = [case for case in cases if not (case.around and case.inputs == "channels")]
-  narrow = lambda case: case.dtype == "bfloat16" or not case.program.startswith("attention")
-  cases = [x for x in cases if narrow(x) and not (x.program == "rope" and x.inputs == "full")]
-  return list(dict.fromkeys(case.normal(target) for case in cases))
+  return list(dict.fromkeys(case.normal(target) for case in cases if case.served))
 
 
 def measure(wanted: dict[str, list[kernel_programs.Case]], out: records.Records) -> list[tuple]:

@@ -24,7 +24,7 @@ from deltanet_jax.ops.finish import Finish
 # Implementations of each platform; "unfused" is the paper's design around a UT kernel.
 RULES = {"tpu": ("pallas_tpu",), "gpu": ("pallas_gpu", "pallas_gpu unfused", "triton")}
 KERNELS = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
-CHANNELS = ("pallas_tpu",)  # those with gates of key channels
+CHANNELS = ("pallas_tpu", "pallas_gpu")  # those with gates of key channels
 DTYPES = ("float32", "bfloat16")
 
 

@@ -26,6 +26,8 @@ _PROGRAMS = (
   "rope",
 )
 _INPUTS = ("plain", "full", "channels")
+# Gates of none or of heads, and of key channels; each as few inputs as can be, and all.
+_PAIRS = (("plain", "full"), ("gates of channels", "channels"))
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
 
 
@@ -95,20 +97,21 @@ def heads_table(rows: list[dict]) -> str:
   return table(["program", *(f"H = {n}" for n in heads)], lines) if lines else ""
 
 
-def gpu_table(rows: list[dict]) -> str:
-  """Registers, spilled bytes and KiB of shared memory, full inputs; the worst spill of plain."""
+def gpu_table(rows: list[dict], few: str, all_: str) -> str:
+  """Registers, spilled bytes and KiB of shared memory, all inputs; the worst spill with few."""
+  rows = [row for row in rows if row["inputs"] in (few, all_)]
   show = lambda row: f"{row['registers']} / {row['spill_bytes']} / {row['shared_bytes'] // 1024}"
   lines = []
   for program, kernel, dtype, chunk in _cases(rows, "program", "kernel", "dtype", "chunk"):
     every = _matching(rows, program=program, kernel=kernel, dtype=dtype, chunk=chunk)
-    full = _matching(every, inputs="full")
+    full = _matching(every, inputs=all_)
     cells = [_cell(full, show, d) for d in _SIZES]
-    plain = max((x.get("spill_bytes", 0) for x in _matching(every, inputs="plain")), default=0)
+    plain = max((x.get("spill_bytes", 0) for x in _matching(every, inputs=few)), default=0)
     moved = _cell(full, _moved, (128, 128))
     lines.append([f"{program}: `{kernel}`", dtype, str(chunk or "–"), *cells, str(plain), moved])
   sizes = [_size(d) for d in _SIZES]
   return table(
-    ["kernel", "dtype", "chunk", *sizes, "plain, worst spill", "HBM over minimum"], lines
+    ["kernel", "dtype", "chunk", *sizes, f"{few}, worst spill", "HBM over minimum"], lines
   )
 
 
@@ -118,8 +121,8 @@ def _shapes(row):
   return " ".join(sorted(dict.fromkeys(names)))
 
 
-def tile_table(rows: list[dict]) -> str:
-  """What the tile of each GPU kernel gives at d = 128, plain / full inputs."""
+def tile_table(rows: list[dict], few: str, all_: str) -> str:
+  """What the tile of each GPU kernel gives at d = 128, with few / all inputs."""
 
   def both(show, plain, full):
     cells = [show(plain), show(full)]
@@ -131,7 +134,7 @@ def tile_table(rows: list[dict]) -> str:
     mine = _matching(rows, target=target)
     for program, kernel, dtype in _cases(mine, "program", "kernel", "dtype"):
       found = _matching(mine, program=program, kernel=kernel, dtype=dtype)
-      pair = [_matching(found, inputs=inputs) for inputs in ("plain", "full")]
+      pair = [_matching(found, inputs=inputs) for inputs in (few, all_)]
       if not all(pair):
         continue
       (plain,), (full,) = pair
@@ -170,9 +173,9 @@ def tables(rows: list[dict]) -> str:
     else:
       what = (
         "With gate, S0 and documents: registers / spilled bytes / shared memory in KiB; the worst"
-        " spill with plain inputs."
+        " spill with plain inputs. Then the same with a gate per key channel."
       )
-      shown = gpu_table(mine)
+      shown = "\n".join(gpu_table(mine, *pair) for pair in _PAIRS)
     text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
     text += shown
   if heads := heads_table(rows):
@@ -180,6 +183,7 @@ def tables(rows: list[dict]) -> str:
   text += (
     "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
     " the tile of keys × values, instructions in the code (once inside a loop), blocks per core,"
-    " and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip.\n\n"
+    " and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same"
+    " with gates per key channel, alone / with S0 and documents.\n\n"
   )
-  return text + tile_table(rows)
+  return text + "\n".join(tile_table(rows, *pair) for pair in _PAIRS)

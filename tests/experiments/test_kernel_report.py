@@ -41,15 +41,27 @@ BUNDLES = {
 BYTES_OVER_MINIMUM = 1.1
 COUNTS_HELD = 0.05  # what is counted may differ by this share
 
-# Kernel -> registers, barriers, asynchronous copies, shape of products, blocks per core.
-H100_COUNTS = dict(
-  intra=(160, 12, 0, "m64n64", 3),
-  scores=(80, 6, 24, "m64n64", 6),
-  fwd=(110, 16, 54, "m64n32", 2),
-  states=(230, 16, 34, "m64n64", 2),
-  dstates=(94, 27, 54, "m64n32", 2),
-  grads=(168, 28, 0, "m64n64", 3),
-)
+# Inputs -> kernel -> registers, barriers, asynchronous copies, shapes of products, blocks per core.
+H100_COUNTS = {
+  "plain": dict(
+    delta_rule_intra=(160, 12, 0, "m64n64", 3),
+    delta_rule_scores=(80, 6, 24, "m64n64", 6),
+    delta_rule_fwd=(110, 16, 54, "m64n32", 2),
+    delta_rule_states=(230, 16, 34, "m64n64", 2),
+    delta_rule_dstates=(94, 27, 54, "m64n32", 2),
+    delta_rule_grads=(168, 28, 0, "m64n64", 3),
+  ),
+  "gates of channels": dict(
+    delta_rule_intra=(238, 42, 0, "m64n32 m64n64", 2),
+    delta_rule_fwd=(148, 21, 0, "m64n32", 3),
+    delta_rule_dscores=(168, 12, 24, "m64n64", 3),
+    delta_rule_grads=(254, 79, 0, "m64n32", 2),
+    linear_attention_scores=(232, 32, 16, "m64n64", 2),
+    linear_attention_fwd=(80, 11, 44, "m64n32", 2),
+    linear_attention_dscores=(80, 8, 24, "m64n64", 6),
+    linear_attention_grads=(216, 59, 0, "m64n32", 2),
+  ),
+}
 
 
 def report(target, inputs, dtype="bfloat16"):
@@ -59,6 +71,8 @@ def report(target, inputs, dtype="bfloat16"):
   with Worker(targets.one(target), dump=True) as worker:
     for program in kernel_programs.PROGRAMS[platform]:
       case = kernel_programs.Case(program, dtype, 128, 128, chunk, inputs).normal(target)
+      if not case.served:
+        continue
       found = worker.call(kernel_programs.measure, target, case)
       rows += [key | figures for key, figures in found]
   assert not [(row["kernel"], row["error"]) for row in rows if not row["compiles"]]
@@ -114,28 +128,38 @@ def test_float32_products_take_six_passes_on_tpu():
 
 @pytest.mark.aot
 @pytest.mark.parametrize(
-  "target,dtype", [("h100", "bfloat16"), ("h100", "float32"), ("a100", "bfloat16")]
+  "target,dtype,inputs",
+  [
+    ("h100", "bfloat16", "full"),
+    ("h100", "float32", "full"),
+    ("a100", "bfloat16", "full"),
+    ("h100", "bfloat16", "channels"),
+    ("a100", "bfloat16", "channels"),
+    ("b200", "bfloat16", "channels"),
+  ],
 )
-def test_gpu_kernels_compile(target, dtype):
+def test_gpu_kernels_compile(target, dtype, inputs):
   limit = CHIPS[target].on_chip
-  for row in report(target, "full", dtype):
+  for row in report(target, inputs, dtype):
     assert row["shared_bytes"] <= limit, row["kernel"]
     assert not any("tf32" in kind for kind in row["products"]), row["kernel"]
-    if target == "h100":
+    if target == "h100" or (inputs == "channels" and not row["kernel"].endswith("_step")):
       assert row["spill_bytes"] == 0, row["kernel"]
 
 
 @pytest.mark.aot
-def test_gpu_tiles_give_what_chose_them():
-  """H100, bfloat16, plain: registers, barriers, asynchronous copies, products, blocks per core."""
-  rows = {row["kernel"].removeprefix("delta_rule_"): row for row in report("h100", "plain")}
-  for kernel, (registers, barriers, copies, shape, blocks) in H100_COUNTS.items():
+@pytest.mark.parametrize("inputs", H100_COUNTS)
+def test_gpu_tiles_give_what_chose_them(inputs):
+  """H100, bfloat16: registers, barriers, asynchronous copies, products, blocks per core."""
+  rows = {row["kernel"]: row for row in report("h100", inputs)}
+  for kernel, (registers, barriers, copies, shapes, blocks) in H100_COUNTS[inputs].items():
     row = rows[kernel]
     assert row["spill_bytes"] == 0, kernel
     assert row["registers"] == pytest.approx(registers, rel=COUNTS_HELD), kernel
     assert row["barriers"] == pytest.approx(barriers, rel=COUNTS_HELD), kernel
     assert row["async_copies"] == pytest.approx(copies, rel=COUNTS_HELD), kernel
-    assert all(shape in kind for kind in row["products"]), kernel
+    found = {shape for shape in shapes.split() for kind in row["products"] if shape in kind}
+    assert found == set(shapes.split()) and len(found) == len(row["products"]), kernel
     assert row["blocks_per_core"] == blocks, kernel
 
 

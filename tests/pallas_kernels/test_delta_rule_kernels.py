@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import subprocess
 import sys
 
@@ -155,10 +154,8 @@ def test_unfused_gpu_design_of_the_paper():
   assert rel_rms(o, want["o"]) < 2e-6 and rel_rms(S, want["S"]) < 2e-6
 
 
-@pytest.mark.parametrize(
-  "gate,implementation",
-  [*itertools.product(["none", "scalar"], KERNELS), ("vector", "pallas_tpu")],
-)
+@pytest.mark.parametrize("implementation", KERNELS)
+@pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
 def test_decoding_step(gate, implementation):
   x = jax_inputs(Spec(B=2, L=1, H=2, Hv=4, dk=16, dv=32, gate=gate), dtype="float32")
   token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
@@ -183,23 +180,24 @@ def test_decoding_step_in_a_stack_of_states(dk, implementation):
   np.testing.assert_array_equal(slot.stack[::2], stack[::2])
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_gates_of_channels_on_tpu(dtype):
-  """In blocks of 8, 16 and 32 tokens, among log decays some far below the floor."""
+def test_gates_of_channels(dtype, implementation):
+  """In blocks of all sizes up to 32 tokens, among log decays some far below the floor."""
   spec = dataclasses.replace(SPEC, L=40, gate="vector", packed=dtype == "float32")
   inputs, _ = reference(spec, dtype)
   reset = np.random.default_rng(0).random(inputs["g"].shape) < 0.1
   inputs = inputs | dict(g=np.where(reset, -1e3, inputs["g"]))
   want = value_and_grads(inputs, "float64", implementation="recurrent")
-  options = dict(implementation="pallas_tpu", interpret=True, chunk=32)
+  options = dict(implementation=implementation, interpret=True, chunk=32)
   assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
 
 
-@pytest.mark.parametrize("implementation", ["pallas_gpu", "triton"])
-def test_gate_per_channel_is_refused(implementation):
+@pytest.mark.parametrize("rule", [delta_rule_triton, RULES["gpu unfused"]], ids=["triton", "gpu"])
+def test_a_ut_transform_refuses_gates_of_channels(rule):
   inputs = jax_inputs(dataclasses.replace(SPEC, gate="vector"), dtype="float32")
-  with pytest.raises(ValueError, match="chunkwise"):
-    delta_rule(**inputs, implementation=implementation)
+  with pytest.raises(ValueError, match=r"one gate per value head.* use implementation='chunkwise'"):
+    rule(**inputs)
 
 
 @pytest.mark.parametrize("implementation", KERNELS)

@@ -1,5 +1,8 @@
 """Each GPU takes the tiles of its own table, and every table's tiles compute the same."""
 
+import dataclasses
+import itertools
+
 import pytest
 
 from deltanet_jax.chips import CHIPS
@@ -26,18 +29,26 @@ def test_a_gpu_has_its_own_table(caplog):
 
 
 def test_every_table_is_whole():
-  kernels = tiles.OTHER["bfloat16", 64].keys()
+  kinds = ("full_", "linear_channels_", "linear_", "channels_")
+  plain = lambda name: next((name.removeprefix(x) for x in kinds if name.startswith(x)), name)
+  kernels = {name for name in tiles.OTHER["bfloat16", 64] if plain(name) == name}
   for table in (*tiles.TILES.values(), tiles.OTHER):
     assert table.keys() == tiles.OTHER.keys()
     for own in table.values():
-      assert kernels <= own.keys()
-      assert {name.removeprefix("full_").removeprefix("linear_") for name in own} == kernels
+      # One of them is there for gates of channels alone.
+      assert kernels | {"channels_dscores"} <= own.keys()
+      assert {plain(name) for name in own} == kernels | {"dscores"}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("chip", ["a100", "h100", "b200"])
-def test_every_table_computes_the_same(chip, dtype):
-  inputs, want = reference(SPEC, dtype)
+@pytest.mark.parametrize(
+  "chip,dtype,gate",
+  [
+    *itertools.product(["a100", "h100", "b200"], ["bfloat16", "float32"], ["scalar"]),
+    ("h100", "bfloat16", "vector"),
+  ],
+)
+def test_every_table_computes_the_same(chip, dtype, gate):
+  inputs, want = reference(dataclasses.replace(SPEC, gate=gate), dtype)
   options = dict(implementation="pallas_gpu", interpret=True)
   with compiling_for_gpu(NAMES[chip]):
     assert_close(value_and_grads(inputs, dtype, **options), want, dtype)

@@ -32,7 +32,6 @@ class Form:
   step: Callable
   kernel: bool = False
   interprets: bool = False
-  channels: bool = True  # whether it has gates per key channel
 
 
 def _plain(form):
@@ -109,14 +108,14 @@ def _recurrent_step(token, S, g_t, *, scale):
 def _by_platform(q, k, v, beta, g, S0, segment_ids, **options):
   """Every platform's own form in one program; lowering keeps the one it is for."""
   inputs = (q, k, v, beta, g, S0, segment_ids)
-  if refusal(*inputs[:6]):
+  if refusal(*inputs[:6], channels=True):
     return _chunkwise(*inputs, **options)
   forms = {name: lambda x, form=form: FORMS[form].run(*x, **options) for name, form in _BY_PLATFORM}
   return lax.platform_dependent(inputs, **forms)
 
 
 def _step_by_platform(token, S, g_t, **options):
-  if refusal(*token, g_t, S):
+  if refusal(*token, g_t, S, channels=True):
     return _recurrent_step(token, S, g_t, **options)
   forms = {
     name: lambda *x, form=form: FORMS[form].step(*x, **options) for name, form in _BY_PLATFORM
@@ -136,15 +135,9 @@ FORMS = {
     _kernel("delta_rule_tpu"), _kernel_step("delta_rule_step_tpu"), kernel=True, interprets=True
   ),
   "pallas_gpu": Form(
-    _kernel("delta_rule_gpu"),
-    _kernel_step("delta_rule_step_gpu"),
-    kernel=True,
-    interprets=True,
-    channels=False,
+    _kernel("delta_rule_gpu"), _kernel_step("delta_rule_step_gpu"), kernel=True, interprets=True
   ),
-  "triton": Form(
-    _kernel("delta_rule_triton"), _kernel_step("delta_rule_step_gpu"), kernel=True, channels=False
-  ),
+  "triton": Form(_kernel("delta_rule_triton"), _kernel_step("delta_rule_step_gpu"), kernel=True),
   "by_platform": Form(_by_platform, _step_by_platform),
 }
 Implementation = Literal[tuple(FORMS)]
@@ -153,6 +146,6 @@ Implementation = Literal[tuple(FORMS)]
 def fastest(q, k, v, beta, g, S0) -> Form:
   """The platform's fastest form for these inputs, of a sequence or a token."""
   form = FORMS.get(_FASTEST.get(target_platform()))
-  if form is None or refusal(q, k, v, beta, g, S0, channels=form.channels):
+  if form is None or refusal(q, k, v, beta, g, S0, channels=True):
     return Form(_fastest_plain, _recurrent_step)
   return form

@@ -87,13 +87,11 @@ def linear_attention(
   return o.astype(given), S
 
 
-def _refusal(implementation, q, k, v, g, h, S0):
-  """Why that kernel does not take these inputs; None if it does."""
+def _refusal(q, k, v, g, h, S0):
+  """Why kernels do not take these inputs; None if they do."""
   if h is not None:
     return 'a kernel has no decay of value channels, h must be None; use implementation="chunkwise"'
-  # Of one token every kernel has gates of key channels.
-  channels = implementation == "pallas_tpu" or v.ndim == 3
-  return refusal(q, k, v, None, g, S0, channels=channels)
+  return refusal(q, k, v, None, g, S0, channels=True)
 
 
 def _choose(implementation, interpret, q, k, v, g, h, S0):
@@ -105,7 +103,7 @@ def _choose(implementation, interpret, q, k, v, g, h, S0):
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
   name = implementation or _FASTEST.get(target_platform(), "chunkwise")
-  reason = _refusal(name, q, k, v, g, h, S0) if name in _KERNELS else None
+  reason = _refusal(q, k, v, g, h, S0) if name in _KERNELS else None
   if implementation is not None and reason:
     raise ValueError(reason)
   return "chunkwise" if reason else name

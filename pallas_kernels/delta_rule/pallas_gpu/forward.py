@@ -12,17 +12,25 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bf16 import parts_for
+from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import first_state, load_keys, next_state, writes
+from pallas_kernels.delta_rule.pallas_gpu.state import (
+  first_state,
+  load_keys,
+  load_whole,
+  next_state,
+  writes,
+)
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
 def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block_v):
   # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C], beta [B L Hv]?, X [N B Hv matrices C C]?,
-  # g [B L Hv]?, documents [B L]?, S0 [B Hv dk dv]? -> o [B L Hv dv], S [B Hv dk dv]
+  # g [B L Hv]?, documents [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
+  # -> o [B L Hv dv], S [B Hv dk dv]
   *refs, o_ref, S_ref = refs
-  beta_ref, X_ref, g_ref, documents_ref, refs = pick(refs, *given)
+  beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
@@ -32,16 +40,18 @@ def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
+    K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
     KS = QS = 0.0
     for i, S_i in enumerate(S):
       if X_ref is not None:
-        KS += dot(K(i), S_i, parts)
+        KS += dot(K_into(i), S_i, parts)
       QS += dot(q_ref[b, rows, hk, key_blocks[i]], S_i, parts)
     R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
     O += dot(P_ref[n, b, h, :, :], R, parts, rest=rest)
     o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
-    return next_state(S, K, R, rest, decay, parts)
+    whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
+    return next_state(S, K, R, rest, decay, whole, parts)
 
   S = first_state(refs, b, h, key_blocks, cols)
   S = lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)
@@ -49,15 +59,22 @@ def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block
     S_ref[b, h, keys, cols] = S_i
 
 
-def forward(q, k, v, beta, X, P, g, documents, S0, *, scale, tile=None, interpret=False):
-  """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16."""
+def forward(
+  q, k, v, beta, X, P, g, documents, S0, decayed=None, *, scale, tile=None, interpret=False
+):
+  """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16.
+
+  Where channels decay, `decayed` takes the place of q, k, g and documents.
+  """
+  channels = decayed is not None
+  q, k, g, documents, whole, k_into = decayed_inputs(q, k, g, documents, decayed)
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("fwd", k, erases=X is not None)
+  tile = tile or tile_for("fwd", k, erases=X is not None, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _body,
-    given=[x is not None for x in (beta, X, g, documents)],
+    given=[x is not None for x in (beta, X, g, documents, whole, k_into)],
     group=Hv // H,
     scale=scale,
     block_k=min(tile.block_k, dk),
@@ -68,4 +85,5 @@ def forward(q, k, v, beta, X, P, g, documents, S0, *, scale, tile=None, interpre
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  return call("fwd", body, (q, k, v, P, beta, X, g, documents, S0), out_shape, **options)
+  args = (q, k, v, P, beta, X, g, documents, whole, k_into, S0)
+  return call("fwd", body, args, out_shape, **options)

@@ -1,4 +1,8 @@
-"""What the fused kernels need of every chunk: scores P = scale Q K^T, and X = (I + A)^-1."""
+"""What the fused kernels need of every chunk: scores P = scale Q K^T, and X = (I + A)^-1.
+
+Where key channels decay also the queries and keys with their decays, of which the other kernels
+then need none.
+"""
 
 import functools
 
@@ -8,51 +12,71 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bf16 import parts_for
+from pallas_kernels.delta_rule.pallas_gpu.channels import (
+  Decayed,
+  channel_scores,
+  decayed_shapes,
+  store_decayed,
+)
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids
 from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape, store_inverse
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
-def _intra_body(q_ref, k_ref, *refs, given, group, scale, block_k, precision):
-  # -> P = scale QK^T with masks and decays [N B Hv C C], and X likewise unless precision is None
-  beta_ref, g_ref, documents_ref, (P_ref, *X_refs) = pick(refs, *given)
+def _intra_body(q_ref, k_ref, *refs, given, channels, group, scale, block_k, precision):
+  # -> P = scale QK^T with masks and decays [N B Hv C C], X likewise unless precision is None, and
+  # what `Decayed` has if there are channels
+  beta_ref, g_ref, documents_ref, (P_ref, *refs) = pick(refs, *given)
+  X_ref, decayed_refs = pick(refs, precision is not None)
   chunk = P_ref.shape[-1]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, zero, iotas, decay = load_chunk(
-    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
+    k_ref, beta_ref, None if channels else g_ref, documents_ref, n, b, h, hk, chunk
   )
-  for X_ref in X_refs:
-    grams = gram(k_ref, b, rows, hk, block_k)
-    scores = decay.inside() * beta[:, None]
-    store_inverse(X_ref, (n, b, h), grams, scores, precision, iotas, zero)
 
   def over_keys(i, P):
     cols = pl.ds(i * block_k, block_k)
     return P + dot(q_ref[b, rows, hk, cols], k_ref[b, rows, hk, cols], parts, NT)
 
-  P = jnp.zeros((chunk, chunk), F32)
-  P = lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, P)
-  P_ref[n, b, h, :, :] = (P * decay.inside() * scale).astype(P_ref.dtype)
+  def store_scores(P):
+    P_ref[n, b, h, :, :] = (P * decay.inside() * scale).astype(P_ref.dtype)
+
+  if channels:
+    chunk_at = (n, b, rows, hk, h)
+    P, KK = channel_scores(q_ref, k_ref, g_ref, chunk_at, iotas, zero, block_k, X_ref is not None)
+    store_scores(P)
+    store_decayed(decayed_refs, q_ref, k_ref, g_ref, chunk_at, iotas, zero, block_k, decay)
+    grams = KK, None
+  elif X_ref is not None:
+    grams = gram(k_ref, b, rows, hk, block_k)
+  if X_ref is not None:
+    scores = decay.inside() * beta[:, None]
+    store_inverse(X_ref, (n, b, h), grams, scores, precision, iotas, zero)
+  if not channels:
+    P = jnp.zeros((chunk, chunk), F32)
+    store_scores(lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, P))
 
 
 def intra(
   q, k, v, beta, g, documents, *, scale, chunk, inverse_precision, tile=None, interpret=False
 ):
-  """[P, X] of every chunk in k's dtype; [P] alone if inverse_precision is None.
+  """(P, X, `Decayed`) of every chunk in k's dtype.
 
   P is [N B Hv C C]; X has an axis before its last two: for float32 it is the sum of two matrices.
-  Without X there need be no beta.
+  X is None if inverse_precision is, and there need be no beta; the last unless channels decay.
   """
   B, L, H, dk = k.shape
   Hv = v.shape[2]
   kernel = "scores" if inverse_precision is None else "intra"
-  full, erases = g is not None or documents is not None, beta is not None
-  tile = tile or tile_for(kernel, k, full=full, erases=erases)
+  channels, erases = g is not None and g.ndim == 4, beta is not None
+  full = g is not None or documents is not None
+  tile = tile or tile_for(kernel, k, full=full, erases=erases, channels=channels)
   body = functools.partial(
     _intra_body,
     given=[x is not None for x in (beta, g, documents)],
+    channels=channels,
     group=Hv // H,
     scale=scale,
     block_k=min(tile.block_k, dk),
@@ -61,5 +85,9 @@ def intra(
   out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)]
   if inverse_precision is not None:
     out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
+  if channels:
+    out_shape += decayed_shapes(k, Hv, chunk, erases)
   options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, erases=erases)
-  return call(kernel, body, (q, k, beta, g, documents), out_shape, **options)
+  P, *out = call(kernel, body, (q, k, beta, g, documents), out_shape, **options)
+  X, decayed = pick(out, inverse_precision is not None)
+  return P, X, Decayed(*decayed) if channels else None

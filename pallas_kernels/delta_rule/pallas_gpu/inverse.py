@@ -54,9 +54,10 @@ def store_inverse(X_ref, at, grams, scores, precision, iotas, zero):
   """
   A, missing = (None if G is None else strict_lower(G * scores, iotas) for G in grams)
   X = [unit_lower_inverse(A, precision, iotas, zero)]
-  if missing is not None:
+  if X_ref.shape[-3] == 2:
     # A step of Newton's method, towards (I + A + missing)^-1.
-    E = residual(A, X[0], iotas) - dot(missing, X[0], 2)
+    E = residual(A, X[0], iotas)
+    E = E if missing is None else E - dot(missing, X[0], 2)
     X.append(dot(X[0], E, 2))
   for i, x in enumerate(X):
     X_ref[*at, i, :, :] = x.astype(X_ref.dtype)

@@ -39,7 +39,14 @@ def load_keys(k_ref, at, key_blocks):
   return lambda i: K[i]
 
 
-def next_state(S, K, R, rest, decay, parts):
+def load_whole(decay, whole_ref, at, key_blocks):
+  """What a chunk leaves of each block of a state: None for all, a number, of channels a column."""
+  if whole_ref is None:
+    return [decay.whole] * len(key_blocks)
+  return [whole_ref[*at, keys][:, None] for keys in key_blocks]
+
+
+def next_state(S, K, R, rest, decay, whole, parts):
   """e^{b_C} S + K^T e^{b_C - b} R; S in blocks of keys, K(i) the keys [C block_k] of one.
 
   An R of float32 has two bfloat16 parts at least: of bfloat16 inputs its rounding is what limits S.
@@ -48,6 +55,6 @@ def next_state(S, K, R, rest, decay, parts):
   R, rest = (scale_rows(x, decay.end) for x in (R, rest))
   new = []
   for i, S_i in enumerate(S):
-    kept = S_i if decay.whole is None else S_i * decay.whole
+    kept = S_i if whole[i] is None else S_i * whole[i]
     new.append(kept + dot(K(i), R, wide, TN, rest))
   return tuple(new)

@@ -34,8 +34,10 @@ _BF16 = dict(
   states=Tile(64, 64, 4),
   dstates=Tile(64, 32, 4),
   grads=Tile(16, 32, 8),
+  channels_scores=Tile(32, 32, 4),
+  channels_dscores=Tile(64, 64, 4),
 )
-_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4))
+_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4), channels_states=Tile(64, 16, 4))
 _F32 = dict(
   intra=Tile(16, 16, 8),
   scores=Tile(32, 32, 4),
@@ -46,6 +48,7 @@ _F32 = dict(
   states=Tile(64, 32, 4),
   dstates=Tile(32, 16, 8),
   grads=Tile(16, 16, 4),
+  channels_dscores=Tile(16, 16, 4),
 )
 _F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile.
@@ -66,6 +69,14 @@ _H100_BF16 = _BF16 | dict(
   grads=Tile(64, 64, 4),
   full_grads=Tile(32, 64, 8),
   linear_grads=Tile(64, 64, 4),
+  channels_intra=Tile(32, 32, 4),
+  channels_scores=Tile(64, 64, 4, 2),
+  channels_fwd=Tile(64, 32, 4),
+  channels_dstates=Tile(64, 32, 4),
+  linear_channels_fwd=Tile(64, 32, 4, 2),
+  linear_channels_dstates=Tile(64, 32, 4, 2),
+  channels_dscores=Tile(64, 64, 4, 2),
+  channels_grads=Tile(32, 32, 4),
 )
 # 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
 _H100_F32 = _F32 | dict(
@@ -90,6 +101,13 @@ _A100_BF16 = _BF16 | dict(
   dstates=Tile(64, 32, 4, 2),
   grads=Tile(32, 32, 4),
   full_grads=Tile(16, 32, 8),
+  channels_intra=Tile(32, 32, 8),
+  channels_fwd=Tile(64, 32, 4),
+  channels_dstates=Tile(64, 32, 4),
+  linear_channels_fwd=Tile(64, 32, 4, 2),
+  linear_channels_dstates=Tile(64, 32, 4, 2),
+  channels_dscores=Tile(64, 64, 4, 2),
+  channels_grads=Tile(16, 32, 8),
 )
 A100 = OTHER | {("bfloat16", 64): _A100_BF16, ("bfloat16", 128): _A100_BF16}
 _B200_BF16 = _BF16 | dict(
@@ -98,6 +116,14 @@ _B200_BF16 = _BF16 | dict(
   fwd=Tile(64, 32, 4, 2),
   states=Tile(64, 64, 4, 2),
   dstates=Tile(64, 32, 4, 2),
+  channels_intra=Tile(32, 32, 4),
+  channels_scores=Tile(64, 64, 4, 2),
+  channels_fwd=Tile(64, 32, 4),
+  channels_dstates=Tile(64, 32, 4),
+  linear_channels_fwd=Tile(64, 32, 4, 2),
+  linear_channels_dstates=Tile(64, 32, 4, 2),
+  channels_dscores=Tile(64, 64, 4, 2),
+  channels_grads=Tile(32, 32, 4),
 )
 B200 = OTHER | {("bfloat16", 64): _B200_BF16, ("bfloat16", 128): _B200_BF16}
 # By a part of the name that jax gives a GPU.
@@ -106,7 +132,7 @@ TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
-def tile_for(kernel, k, full=False, erases=True):
+def tile_for(kernel, k, full=False, erases=True, channels=False):
   """The tile of a kernel for keys k [B L H dk], dk a power of two: as measured here, or the chip's.
 
   A GPU that has neither takes OTHER, and a warning says so once.
@@ -114,10 +140,13 @@ def tile_for(kernel, k, full=False, erases=True):
   Args:
     full: with gates or documents, whose decays take registers; tiles "full_..." are for these.
     erases: the delta rule; tiles "linear_..." are for linear attention.
+    channels: with gates of key channels, for which tiles "channels_..." are.
   """
   key = _key(k.dtype.name, k.shape[-1])
   table = table_for(gpu.device_kind())[key]
   kinds = ["linear_"] * (not erases) + ["full_"] * full
+  if channels:
+    kinds = ["linear_channels_"] * (not erases) + ["channels_"]
   name = next((kind + kernel for kind in kinds if kind + kernel in table), kernel)
   measured = measured_tiles.find(name, *key)
   return Tile(*measured) if measured else table[name]
@@ -133,7 +162,7 @@ def alternatives(dtype, dk):
   return {
     kernel: tile
     for kernel, tile in others.items()
-    if tile != own[key].get(kernel) and not kernel.startswith(("full_", "linear_"))
+    if tile != own[key].get(kernel) and not kernel.startswith(("full_", "linear_", "channels_"))
   }
 
 
@@ -175,6 +204,7 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
   beta = None if beta is None else pad_axis(beta, 1, L)
   g = None if g is None else pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
+  g = g if g is None or g.ndim == 3 else pad_axis(g, 3, pk)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
   documents = None
   if segment_ids is not None:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from pallas_kernels import bf16
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
-from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, grads, states
+from pallas_kernels.delta_rule.pallas_gpu import channel_grads
+from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, states
 from pallas_kernels.delta_rule.pallas_gpu.forward import forward
+from pallas_kernels.delta_rule.pallas_gpu.grads import grads
 from pallas_kernels.delta_rule.pallas_gpu.intra import intra
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
 from pallas_kernels.delta_rule.ut import pallas as ut
@@ -29,16 +31,15 @@ class _Options(NamedTuple):
 
 
 def _save(q, k, v, beta, g, documents, S0, *, options):
-  P, *X = intra(
+  P, X, decayed = intra(
     q, k, v, beta, g, documents,
     scale=options.scale,
     chunk=options.chunk,
     inverse_precision=options.inverse_precision,
     interpret=options.interpret,
   )  # fmt: skip
-  X = X[0] if X else None
   out = forward(
-    q, k, v, beta, X, P, g, documents, S0,
+    q, k, v, beta, X, P, g, documents, S0, decayed,
     scale=options.scale,
     interpret=options.interpret,
   )  # fmt: skip
@@ -49,30 +50,37 @@ def _backward(args, X, cotangents, *, options):
   q, k, v, beta, g, documents, S0 = args
   do, dS = cotangents
   scale, interpret = options.scale, options.interpret
-  (P,) = intra(
+  P, _, decayed = intra(
     q, k, v, beta, g, documents,
     scale=scale,
     chunk=options.chunk,
     inverse_precision=None,
     interpret=interpret,
   )  # fmt: skip
-  before, *R = states(k, v, beta, X, g, documents, S0, chunk=options.chunk, interpret=interpret)
+  before, *R = states(
+    k, v, beta, X, g, documents, S0, decayed, chunk=options.chunk, interpret=interpret
+  )
   dY, after, dS0 = dstates(
-    q, k, v, beta, X, P, g, documents, do, dS, scale=scale, interpret=interpret
+    q, k, v, beta, X, P, g, documents, do, dS, decayed, scale=scale, interpret=interpret
   )
   # Of linear attention R is v, and dY its gradient.
   R, of_R = (R[0], dY) if R else (None, None)
-  dq, dk, dv, dbeta, dg = grads(
-    q, k, v, beta, g, documents, P, R, of_R, do, before, after,
-    scale=scale,
-    interpret=interpret,
-  )  # fmt: skip
+  of_states = (R, of_R, do, before, after)
+  how = dict(scale=scale, interpret=interpret)
+  if decayed is None:
+    dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, documents, P, *of_states, **how)
+  else:
+    dq, dk, dv, dbeta, dg = channel_grads.grads(
+      q, k, v, beta, g, documents, *of_states, chunk=options.chunk, **how
+    )
   dv = dY if dv is None else dv
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
 
 def _plain(q, k, v, beta, g, documents, S0, *, options):
   scale, chunk = options.scale, options.chunk
+  if g is not None and g.ndim == 4:
+    return plain.by_tokens(q, k, v, beta, g, S0, documents, scale=scale)
   form = plain.linear_attention if beta is None else plain.delta_rule
   return form(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
 
@@ -97,15 +105,16 @@ def delta_rule_gpu(
   Args:
     q, k: [B L H dk].
     v: [B L Hv dv], Hv a multiple of H; value head j uses key head j // (Hv // H).
-    beta, g: [B L Hv]; g is a log decay <= 0 or None.
+    beta: [B L Hv].
+    g: log decay <= 0 [B L Hv] or, of key channels, [B L Hv dk]; or None.
     S0: [B Hv dk dv] or None for zeros.
     segment_ids: [B L] int32; the state starts from zero wherever the id changes.
     chunk: tokens per chunk, a power of two; None is 64, and the tile tables may lower it.
     inverse_precision: "bf16", "bf16x3", "bf16x6" or "substitution"; None is bf16x6 for float32
       inputs and bf16 for bfloat16 ones.
-    fused: False runs the UT kernel and a lax.scan over chunks.
+    fused: False runs the UT kernel and a lax.scan over chunks, without gates of key channels.
   """
-  check_inputs(q, k, v, beta, g, S0)
+  check_inputs(q, k, v, beta, g, S0, channels=fused)
   chunk, scale, interpret = clamp_chunk(chunk, k.dtype), float(scale), bool(interpret)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
   q = q if interpret else only_on(q, "cuda", "delta_rule_gpu")
@@ -126,7 +135,7 @@ def linear_attention_gpu(
 
   Arguments and results are those of `delta_rule_gpu`.
   """
-  check_inputs(q, k, v, None, g, S0)
+  check_inputs(q, k, v, None, g, S0, channels=True)
   q = q if interpret else only_on(q, "cuda", "linear_attention_gpu")
   options = _Options(float(scale), clamp_chunk(chunk, k.dtype), None, bool(interpret))
   return _by_kernels(q, k, v, None, g, S0, segment_ids, options)
