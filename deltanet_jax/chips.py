@@ -27,6 +27,9 @@ class Chip:
   peak_flops: float  # dense bfloat16, per second
   memory: int  # bytes
   bandwidth: float  # bytes per second, to that memory
+  # Bytes per second that it sends to others of its machine over all its links: half of what NVIDIA
+  # gives for NVLink and Google for "bidirectional inter-chip interconnect".
+  links: float
   on_chip: int  # bytes: VMEM of a TPU's core, shared memory that a block of a GPU may take
   nvidia: Nvidia | None = None
 
@@ -71,6 +74,7 @@ CHIPS = {
     peak_flops=275e12,
     memory=32 * _GIB,
     bandwidth=1.23e12,
+    links=3e11,
     on_chip=16 * _MIB,
   ),
   "v5e": Chip(
@@ -79,6 +83,7 @@ CHIPS = {
     peak_flops=197e12,
     memory=16 * _GIB,
     bandwidth=8.2e11,
+    links=2e11,
     on_chip=128 * _MIB,
   ),
   "v5p": Chip(
@@ -87,6 +92,7 @@ CHIPS = {
     peak_flops=459e12,
     memory=95 * _GIB,
     bandwidth=2.77e12,
+    links=6e11,
     on_chip=64 * _MIB,
   ),
   "v6e": Chip(
@@ -95,6 +101,7 @@ CHIPS = {
     peak_flops=918e12,
     memory=32 * _GIB,
     bandwidth=1.64e12,
+    links=4e11,
     on_chip=128 * _MIB,
   ),
   "a100": Chip(
@@ -103,6 +110,7 @@ CHIPS = {
     peak_flops=312e12,
     memory=85_000_000_000,
     bandwidth=2.039e12,
+    links=3e11,
     on_chip=163 * _KIB,
     nvidia=_A100,
   ),
@@ -112,6 +120,7 @@ CHIPS = {
     peak_flops=989e12,
     memory=84_900_000_000,
     bandwidth=3.352e12,
+    links=4.5e11,
     on_chip=227 * _KIB,
     nvidia=_H100,
   ),
@@ -121,6 +130,7 @@ CHIPS = {
     peak_flops=989e12,
     memory=141_000_000_000,
     bandwidth=4.8e12,
+    links=4.5e11,
     on_chip=227 * _KIB,
     nvidia=_H200,
   ),
@@ -130,6 +140,7 @@ CHIPS = {
     peak_flops=2250e12,
     memory=190_000_000_000,
     bandwidth=7.7e12,
+    links=9e11,
     on_chip=227 * _KIB,
     nvidia=_B200,
   ),

@@ -4,8 +4,8 @@ import ctypes
 import platform
 
 # Parameters of glibc's mallopt.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LARGEST = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_NEVER = -1  # as a threshold
 
 
 def keep_freed_memory() -> bool:
@@ -18,6 +18,7 @@ def keep_freed_memory() -> bool:
   if platform.libc_ver()[0] != "glibc":
     return False
   mallopt = ctypes.CDLL(None).mallopt
-  # One arena: what one thread frees serves all others.
-  values = {_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: _LARGEST, _ARENA_MAX: 1}
+  # No mappings rather than a threshold for them, an int that ends at 2 GiB, which one update of a
+  # small model passes. One arena: what one thread frees serves all others.
+  values = {_MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER, _ARENA_MAX: 1}
   return all([mallopt(name, value) == 1 for name, value in values.items()])

@@ -31,8 +31,20 @@ _COLLECTIVES = (
   "collective-broadcast",
 )
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call")
-# They move nothing: names for memory, or the end of a copy counted where it starts.
-_FREE = ("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "iota")
+# Custom calls of a TPU that are names for memory, or mark what the operations around them do.
+_MARKS = (
+  *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
+  *("AsyncCollectiveStart", "AsyncCollectiveDone"),
+)
+# They move nothing: names for memory, and what runs other operations, which are counted themselves.
+_FREE = (
+  *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "iota"),
+  *("while", "conditional", "call", "async-start", "async-update", "partition-id"),
+)
+# They read a part of their first operand, as large as their result.
+_PART_READ = ("dynamic-slice", "slice", "gather")
+# They change a part of their first operand where it lies, as large as the operand of this number.
+_PART_WRITTEN = {"dynamic-update-slice": 1, "scatter": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Instruction:
   shape: str
   op: str
   operands: tuple[str, ...]
-  rest: str  # attributes; of a constant its value first
+  rest: str  # attributes; of a constant its value, of a parameter its number
   root: bool
 
   def attribute(self, name: str) -> str | None:
@@ -88,11 +100,15 @@ class Instruction:
     return found and found[1]
 
   @property
+  def target(self) -> str | None:
+    """What a custom call calls."""
+    found = re.search(r'custom_call_target="([^"]*)"', self.rest)
+    return found[1] if found and self.op == "custom-call" else None
+
+  @property
   def kernel(self) -> str | None:
     """The name of the kernel that this calls; of one not written in Pallas, its kind."""
-    if self.op != "custom-call":
-      return None
-    target = re.search(r'custom_call_target="([^"]*)"', self.rest)[1]
+    target = self.target
     if target not in _KERNELS:
       return None
     if name := re.search(r'op_name="[^"]*?(\w+)\)*/pallas_call', self.rest):
@@ -106,7 +122,7 @@ Computation = dict[str, Instruction]
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-  """An operation of a program, outside of loops, and what it moves to or from HBM."""
+  """An operation of a program, and what it moves to or from HBM, every time that it runs."""
 
   name: str
   source: str  # the JAX operation it comes from
@@ -117,6 +133,10 @@ class Move:
 
 def _bytes(shape):
   return sum(x.bytes for x in arrays(shape) if x.space != _COUNTERS)
+
+
+def _padded_bytes(shape):
+  return sum(x.padded_bytes for x in arrays(shape))
 
 
 class Program:
@@ -133,7 +153,8 @@ class Program:
       elif m := re.match(r" +(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$", line):
         root, name, shape, op, inside, rest = m.groups()
         operands = tuple(re.findall(r"%([\w.\-]+)", inside))
-        rest = inside if op == "constant" else rest
+        # Of a constant its value, of a parameter its number.
+        rest = inside if op in ("constant", "parameter") else rest
         here[name] = Instruction(name, shape, op, operands, rest, bool(root))
 
   @functools.cached_property
@@ -180,8 +201,9 @@ class Program:
     self.unknown.add(loop.name)
     return 1
 
-  def collectives(self) -> dict[str, tuple[int, int]]:
-    """By kind: how many each device starts, and the bytes of the larger of operands and results."""
+  @functools.cached_property
+  def _collectives(self) -> list[tuple[str, int, int, int]]:
+    """Kind, how often, bytes of the larger of operands and results, devices that take part."""
     found = {}
     for x, where, times in self.executed:
       kind = x.op.removesuffix("-start")
@@ -189,18 +211,36 @@ class Program:
         continue
       # A TPU writes a reduce-scatter as a fusion of this name, an all-reduce and a slice inside.
       kind = "reduce-scatter" if where.startswith("all-reduce-scatter") else kind
-      operands = sum(_bytes(self.computations[where][y].shape) for y in x.operands)
-      # What an asynchronous start returns holds its operands too.
-      results = _bytes(x.shape) - (operands if x.op.endswith("-start") else 0)
+      size = max(self._ends(x, where))
       # A TPU spreads one asynchronous collective over many fusions, some of them in inner loops.
       key = x.attribute("channel_id") if "chain_id=" in x.rest else len(found)
       before = found[key][1] if key in found else times
-      found[key] = (kind, min(times, before), max(operands, results))
-    kinds = sorted({kind for kind, _, _ in found.values()})
-    total = lambda kind, value: sum(value(n, size) for k, n, size in found.values() if k == kind)
-    return {
-      kind: (total(kind, lambda n, _: n), total(kind, lambda n, size: n * size)) for kind in kinds
-    }
+      found[key] = (kind, min(times, before), size, _group_size(x.rest))
+    return list(found.values())
+
+  def _ends(self, collective, where):
+    """Bytes of operands and of results."""
+    operands = sum(_bytes(self.computations[where][y].shape) for y in collective.operands)
+    # What an asynchronous start returns holds its operands too, but for an all-reduce.
+    both = collective.op.endswith("-start") and collective.op != "all-reduce-start"
+    return operands, _bytes(collective.shape) - (operands if both else 0)
+
+  def collectives(self) -> dict[str, tuple[int, int]]:
+    """By kind: how many each device starts, and the bytes of the larger of operands and results."""
+    found = {}
+    for kind, times, size, _ in sorted(self._collectives):
+      count, total = found.get(kind, (0, 0))
+      found[kind] = (count + times, total + times * size)
+    return found
+
+  def sent_bytes(self) -> float:
+    """The least that a device sends: all but its own part, of an all-reduce twice."""
+    factor = lambda kind, n: {"all-reduce": 2, "collective-permute": n / (n - 1)}.get(kind, 1)
+    return sum(
+      times * size * (n - 1) / n * factor(kind, n)
+      for kind, times, size, n in self._collectives
+      if n > 1
+    )
 
   def product_flops(self) -> dict[str, int]:
     """Operations of all products but the kernels', by the wider dtype of their operands."""
@@ -222,25 +262,96 @@ class Program:
     return dict(calls)
 
   def moves(self) -> list[Move]:
-    """All that the program's entry runs, in its order; what its loops do inside is not there."""
-    entry, found = self.computations[self.entry], []
-    for x in entry.values():
-      if x.op in _FREE or x.op.endswith("-done"):
+    """All that the program runs, in its order; a loop's operations as often as they run.
+
+    Of an array that is sliced, or changed in part where it lies, the part is counted. What a kernel
+    reads more than once is counted once.
+    """
+    found = []
+    fused = {x.attribute("calls") for x, _, _ in self.executed if x.op == "fusion"}
+    for x, where, times in self.executed:
+      if where in fused or x.op in _FREE or x.op.endswith("-done") or x.target in _MARKS:
         continue
-      ends = arrays(x.shape)
-      if x.op.endswith("-start"):
-        # The whole source and the destination, in either order: the smaller of the two is moved.
-        ends = [y for y in ends if y.dims]
-        size = min(y.padded_bytes for y in ends) * sum(y.space != _VMEM for y in ends)
-      else:
-        # One buffer given twice is one buffer.
-        for name in dict.fromkeys(x.operands):
-          ends += arrays(entry[name].shape)
-        size = sum(y.padded_bytes for y in ends if y.space != _VMEM)
+      everywhere = self._moved(x, where) if x.kernel else []
+      in_memory = self._moved(x, where, without=_VMEM)
       source = re.search(r'op_name="([^"]*)"', x.rest)
-      everywhere = sum(y.padded_bytes for y in ends) if x.kernel else 0
-      found.append(Move(x.name, source[1] if source else "", size, x.kernel, everywhere))
+      sizes = times * sum(in_memory), times * sum(everywhere)
+      found.append(Move(x.name, source[1] if source else "", sizes[0], x.kernel, sizes[1]))
     return found
+
+  def _moved(self, x, where, without=None) -> list[int]:
+    """Bytes of what x reads and writes, but for what lies in a memory space."""
+    computation = self.computations[where]
+    results = arrays(x.shape)
+    if x.op.removesuffix("-start") in _COLLECTIVES:
+      return list(self._ends(x, where))
+    if x.op.endswith("-start"):
+      # The whole source and the destination, in either order: the smaller of the two is moved.
+      ends = [y for y in results if y.dims]
+      return [min(y.padded_bytes for y in ends)] * sum(y.space != without for y in ends)
+    inside = self.computations[x.attribute("calls")] if x.op == "fusion" else computation
+    root = _root(inside) if x.op == "fusion" else x
+    made = root.operands if root.op == "tuple" else [root.name] * len(results)
+    sizes = [
+      whole.padded_bytes if part is None else part
+      for whole, name in zip(results, made, strict=True)
+      if whole.space != without
+      for part in [self._part_written(inside, name)]
+    ]
+    # One buffer given twice is one buffer.
+    for name in dict.fromkeys(x.operands):
+      parts = [self._part_read(x, i) for i, y in enumerate(x.operands) if y == name]
+      whole = sum(y.padded_bytes for y in arrays(computation[name].shape) if y.space != without)
+      sizes.append(whole if None in parts else min(whole, sum(parts)))
+    return sizes
+
+  def _part_read(self, x, i) -> int | None:
+    """Bytes that x reads of operand i; None if that is all of it."""
+    if x.op == "fusion":
+      inside = self.computations[x.attribute("calls")]
+      given = {int(y.rest): name for name, y in inside.items() if y.op == "parameter"}
+      return self._part_used(inside, given[i])
+    if i == 0 and x.op in _PART_READ:
+      return _padded_bytes(x.shape)
+    return 0 if i == 0 and x.op in _PART_WRITTEN else None
+
+  def _part_used(self, computation, name):
+    """`_part_read` of all operations together that use this one."""
+    total = 0
+    for user in computation.values():
+      for i, operand in enumerate(user.operands):
+        if operand == name:
+          same = user.op == "bitcast"
+          part = self._part_used(computation, user.name) if same else self._part_read(user, i)
+          if part is None:
+            return None
+          total += part
+    return total
+
+  def _part_written(self, computation, name) -> int | None:
+    """Bytes that this operation writes of its result; None if that is all of it."""
+    x = computation[name]
+    while x.op == "bitcast":
+      x = computation[x.operands[0]]
+    if x.op in _PART_WRITTEN:
+      return _padded_bytes(computation[x.operands[_PART_WRITTEN[x.op]]].shape)
+    if x.op == "fusion":
+      inside = self.computations[x.attribute("calls")]
+      root = _root(inside)
+      return None if root.op == "tuple" else self._part_written(inside, root.name)
+    return None
+
+
+def _group_size(attributes: str) -> int:
+  """How many devices a collective is between, in each of XLA's three ways to write groups."""
+  if mesh := re.search(r"replica_groups=\w*\[([^\]]*=[^\]]*)\] ?\{([^}]*)\}", attributes):
+    sizes = {axis: int(n) for axis, n in re.findall(r"'?(\w+)'?=(\d+)", mesh[1])}
+    return math.prod(sizes[axis] for axis in re.findall(r"\w+", mesh[2]))
+  if shape := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
+    return int(shape[1])
+  if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+    return listed[1].count(",") + 1
+  return 2  # pairs, as those of a permutation
 
 
 def _root(computation: Computation) -> Instruction:

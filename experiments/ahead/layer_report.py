@@ -1,8 +1,8 @@
 """What one mixer layer moves to and from HBM on a chip that is not here, and which operations do.
 
 HBM traffic of the compiled forward, and of forward and backward, over the bytes of the layer's
-input in bfloat16, and the operations that move most. What happens inside loops (plain scans over
-chunks) is not counted, and said. Needs `pip install -e .[aot]`.
+input in bfloat16, and the operations that move most; loops (plain scans over chunks) as often as
+they run. Needs `pip install -e .[aot]`.
 
   python -m experiments.ahead.layer_report --preset=deltanet-1.3b --target=v5e
   python -m experiments.ahead.layer_report --preset=deltanet-sliding-1.3b --target=h100 --documents
@@ -58,7 +58,8 @@ def measure(worker: Worker, key: dict) -> dict:
     hlo, unit = worker.call(compile_layer, *key.values())
   except RuntimeError as error:  # the compilers' own, or the end of their process
     return dict(error=str(error).strip().split("\n")[0])
-  found = sorted(Program(hlo).moves(), key=lambda move: -move.bytes)
+  program = Program(hlo)
+  found = sorted(program.moves(), key=lambda move: -move.bytes)
   kernels = collections.Counter()
   for move in found:
     if move.kernel:
@@ -67,7 +68,7 @@ def measure(worker: Worker, key: dict) -> dict:
     error=None,
     over_input=sum(move.bytes for move in found) / unit,
     kernels_over_input=dict(kernels),
-    loops=sum(" while(" in line for line in hlo.split("\n")),
+    loops=len(program.unknown),
     largest=[(move.bytes / unit, move.name, move.source) for move in found[: _TOP.value]],
   )
 
@@ -77,7 +78,7 @@ def show(key: dict, figures: dict) -> str:
   head = f"\n{key['mixer']} on {key['target']}, {what}:"
   if figures["error"]:
     return f"{head} does not compile: {figures['error']}"
-  loops = f", without what {figures['loops']} loops do" if figures["loops"] else ""
+  loops = f", one round only of {figures['loops']} loops" if figures["loops"] else ""
   lines = [f"{head} {figures['over_input']:.1f} x its input{loops}"]
   for size, name, source in figures["largest"]:
     lines.append(f"  {size:6.2f}  {name[:40]:40}  {source[-60:]}")

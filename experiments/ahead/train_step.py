@@ -4,6 +4,7 @@ import re
 
 import jax
 
+from deltanet_jax.chips import Chip
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.models import summarize
 from deltanet_jax.train.step import make_trainer
@@ -11,9 +12,16 @@ from experiments.ahead import targets
 from experiments.ahead.hlo import Program
 from experiments.ahead.worker import Worker, compile_lowered
 
+# How the kernels of a mixer's operator are called; jax names those of attention.
+_KERNELS = dict(
+  causal_attention=r"splash|mha|attention",
+  delta_rule="delta_rule",
+  linear_attention="linear_attention",
+)
+
 
 def measure(cfg: TrainConfig, machine: targets.Machine) -> dict:
-  """What the machine's compiler makes of one update: memory, collectives, operations.
+  """What the machine's compiler makes of one update: memory, collectives, operations, a bound.
 
   ValueError if the configuration does not suit the machine's mesh, RuntimeError if the compiler
   fails for another reason than too little memory.
@@ -43,6 +51,12 @@ def _compile(cfg, machine):
     code=stats.generated_code_size_in_bytes,
   )
   total = sum(memory.values())
+  traffic = dict(
+    product_flops=program.product_flops(),
+    kernel_flops=_kernel_flops(trainer, program),
+    hbm_bytes=sum(move.bytes for move in program.moves()),
+    sent_bytes=program.sent_bytes(),
+  )
   return figures | dict(
     lower_seconds=compiled.lower_seconds.wall,
     compile_seconds=compiled.compile_seconds.wall,
@@ -52,9 +66,37 @@ def _compile(cfg, machine):
     collectives={
       kind: dict(count=n, bytes=size) for kind, (n, size) in program.collectives().items()
     },
-    product_flops=program.product_flops(),
+    **traffic,
+    bound_seconds=bound_seconds(machine.chip, traffic),
     kernels=program.kernels(),
     unknown_loops=sorted(program.unknown),
+  )
+
+
+def _kernel_flops(trainer, program) -> float:
+  """Of a device, by the mixers' own formulas: a compiler's text does not show what kernels do.
+
+  The least that they do: masked blocks and the padding of tiles are not in the formulas.
+  """
+  cfg = trainer.cfg
+  called = " ".join(program.kernels())
+  forward = summarize(cfg.model, cfg.data.length).engine_flops
+  flops = sum(n for engine, n in forward.items() if re.search(_KERNELS.get(engine, "$^"), called))
+  # The backward is two forwards, and with remat there is one more.
+  passes = 3 if cfg.model.remat == "none" else 4
+  return passes * flops * cfg.data.batch * cfg.data.length / trainer.mesh.size
+
+
+def bound_seconds(chip: Chip, x: dict) -> dict[str, float]:
+  """Seconds that an update takes at least on each of a device's resources, were it never idle.
+
+  The longest is a bound, no estimate: all products at bfloat16's peak, every array moved once per
+  operation, every link busy.
+  """
+  return dict(
+    flop=(sum(x["product_flops"].values()) + x["kernel_flops"]) / chip.peak_flops,
+    hbm=x["hbm_bytes"] / chip.bandwidth,
+    links=x["sent_bytes"] / chip.links,
   )
 
 

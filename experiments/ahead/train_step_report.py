@@ -88,7 +88,10 @@ def show(key: dict, x: dict) -> str:
     "kernels: " + ("  ".join(f"{name} {n:,}" for name, n in x["kernels"].items()) or "none"),
     f"FLOP of an update: {x['model_flops']:.3g} of the model (3 x forward);"
     f" {sum(products.values()) * x['devices']:.3g} in products outside kernels, with those that"
-    f" remat repeats (each device: {by_dtype})",
+    f" remat repeats (each device: {by_dtype}), {x['kernel_flops'] * x['devices']:.3g} in kernels",
+    f"No update is faster than {max(x['bound_seconds'].values()):.3g} s, a bound and no speed:"
+    f" {', '.join(f'{name} {n:.3g}' for name, n in x['bound_seconds'].items())}"
+    f" ({_gb(x['hbm_bytes'])} GB of HBM traffic, {_gb(x['sent_bytes'])} GB sent, each device)",
     f"lowered in {x['lower_seconds']:.0f} s, compiled in {x['compile_seconds']:.0f} s"
     f" ({x['compile_cpu_seconds']:.0f} s of CPU)",
   ]

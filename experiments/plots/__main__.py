@@ -27,6 +27,7 @@ from experiments.plots import (
   regbench_ngram,
   state_tracking,
   throughput,
+  throughput_bound,
   train_step_report,
 )
 
@@ -52,6 +53,7 @@ MODULES: dict[str, ModuleType] = dict(
   outside=outside,
   regbench_ngram=regbench_ngram,
   throughput=throughput,
+  throughput_bound=throughput_bound,
   train_step_report=train_step_report,
 )
 

@@ -9,7 +9,7 @@ def _cells(figures):
     return ["–", "–"]
   if figures["error"]:
     return ["does not compile", "–"]
-  loops = f" and {figures['loops']} loops" if figures["loops"] else ""
+  loops = f", {figures['loops']} loops once" if figures["loops"] else ""
   kernels = sum(figures["kernels_over_input"].values())
   return [f"{figures['over_input']:.1f}{loops}", f"{kernels:.1f}"]
 
@@ -26,7 +26,7 @@ def tables(rows: list[dict]) -> str:
   ]
   header = ["preset", "mixer", "target", "tokens", "forward", "of that kernels"]
   return (
-    "HBM traffic of the compiled layer over the bytes of its input in bfloat16. What loops do"
-    " inside is not counted.\n\n"
+    "HBM traffic of the compiled layer over the bytes of its input in bfloat16, loops as often as"
+    " they run.\n\n"
     f"{table([*header, 'forward + backward', 'of that kernels'], lines)}"
   )

@@ -13,7 +13,7 @@ PAPER = {
   "gla": (43.8, 43.5, 43.2, 41.1),
   "deltanet": (41.5, 41.6, 40.0, 37.3),
 }
-_TITLES = {
+TITLES = {
   "transformer": "Transformer++",
   "mamba": "Mamba",
   "gla": "GLA",
@@ -24,9 +24,13 @@ _TITLES = {
 }
 
 
+def length_name(n: int) -> str:
+  return f"{n // 1024}K" if n >= 1024 else str(n)
+
+
 def _curves(rows):
-  """Model -> {length: tokens per second}, models in the order of _TITLES."""
-  found = {name: {} for name in _TITLES}
+  """Model -> {length: tokens per second}, models in the order of TITLES."""
+  found = {name: {} for name in TITLES}
   for row in rows:
     found[row["key"]["model"]][row["key"]["length"]] = row["figures"]["tokens_per_second"]
   return {name: dict(sorted(curve.items())) for name, curve in found.items() if curve}
@@ -55,10 +59,10 @@ def tables(rows: list[dict]) -> str:
   ours = []
   for name, curve in curves.items():
     cells = [f"{curve[n]:,.0f}" if n in curve else "–" for n in lengths]
-    ours.append([_TITLES[name], *cells, f"{curve[max(curve)] / curve[min(curve)]:.2f}"])
+    ours.append([TITLES[name], *cells, f"{curve[max(curve)] / curve[min(curve)]:.2f}"])
   header = ["tokens/s", *(f"{n:,}" for n in lengths), "last over first"]
   paper = [
-    [_TITLES[name], *(f"{1000 * x:,.0f}" for x in values), f"{values[-1] / values[0]:.2f}"]
+    [TITLES[name], *(f"{1000 * x:,.0f}" for x in values), f"{values[-1] / values[0]:.2f}"]
     for name, values in PAPER.items()
   ]
   text = (
@@ -79,7 +83,7 @@ def figure(rows: list[dict]) -> Figure:
   drawn, (ours, theirs) = style.panels(2, 2, (4.4, 3.2))
   curves = _curves(rows)
   paper = {name: dict(zip(PAPER_LENGTHS, values)) for name, values in PAPER.items()}
-  colours = {name: style.colour(i) for i, name in enumerate(_TITLES)}
+  colours = {name: style.colour(i) for i, name in enumerate(TITLES)}
   shown = (
     (ours, curves, 1000, f"Here, {_shape(rows)}"),
     (theirs, paper, 1, "Paper, 1.3B on an H100"),
@@ -89,11 +93,9 @@ def figure(rows: list[dict]) -> Figure:
     for name, curve in found.items():
       values = [x / unit for x in curve.values()]
       panel.plot(list(curve), values, "o-", color=colours[name], markersize=3)
-      ends.append((max(curve), values[-1], _TITLES[name], colours[name]))
+      ends.append((max(curve), values[-1], TITLES[name], colours[name]))
     lengths = sorted({n for curve in found.values() for n in curve})
-    style.log_axis(
-      panel.xaxis, lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths]
-    )
+    style.log_axis(panel.xaxis, lengths, list(map(length_name, lengths)))
     panel.set(title=title, xlabel="tokens of a row", ylabel="thousand tokens per second")
     panel.set_ylim(bottom=0)
     panel.set_xlim(lengths[0] / 1.2, lengths[-1] * (lengths[-1] / lengths[0]) ** 0.55)

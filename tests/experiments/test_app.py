@@ -31,6 +31,7 @@ COMMANDS = {
   "experiments.ahead.kernel_errors": ("--results",),
   "experiments.ahead.layer_report": ("--preset", "--results"),
   "experiments.ahead.train_step_report": ("--config", "--target", "--[no]allow_modified"),
+  "experiments.ahead.throughput_bound": ("--model", "--target", "--length"),
   "experiments.plots": ("--results",),
 }
 

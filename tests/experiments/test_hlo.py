@@ -71,6 +71,8 @@ def test_loops_and_fusions_are_counted():
     "all-gather": (4, 4 * 128),
     "reduce-scatter": (4, 4 * 256),
   }
+  # What is named after no group of devices is between pairs, of which each sends half.
+  assert program.sent_bytes() == 2 * 128 + 2 * 256
   # The convolution has two places, each with one tap inside: 5 products for each of 4 x 6 x 2.
   assert program.product_flops() == {"bf16": 3 * 2 * 8**3 + 2 * 48 * 5}
   assert program.kernels() == {"delta_rule_fwd": 3}
@@ -107,6 +109,60 @@ def test_bytes_of_padded_tiles():
   assert copy.bytes + kernel.bytes == 2 * 8 * 128 * 2
   assert (copy.kernel, kernel.kernel) == (None, "f")
   assert kernel.kernel_bytes == 2 * 8 * 128 * 2
+
+
+# Of the stacked weights a round reads one; of the stacked results it writes one.
+SLICES = """
+HloModule m
+
+%layer (w: f32[3,8], i: s32[], y: f32[3,8]) -> f32[3,8] {
+  %w = f32[3,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %y = f32[3,8]{1,0} parameter(2)
+  %one = f32[1,8]{1,0} dynamic-slice(%w, %i), dynamic_slice_sizes={1,8}
+  ROOT %new = f32[3,8]{1,0} dynamic-update-slice(%y, %one, %i)
+}
+
+%body (x: (s32[], f32[3,8], f32[3,8])) -> (s32[], f32[3,8], f32[3,8]) {
+  %x = (s32[], f32[3,8]{1,0}, f32[3,8]{1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%x), index=0
+  %u = f32[3,8]{1,0} get-tuple-element(%x), index=1
+  %v = f32[3,8]{1,0} get-tuple-element(%x), index=2
+  %f = f32[3,8]{1,0} fusion(%u, %j, %v), kind=kLoop, calls=%layer
+  ROOT %out = (s32[], f32[3,8]{1,0}, f32[3,8]{1,0}) tuple(%j, %u, %f)
+}
+
+ENTRY %main (a: (s32[], f32[3,8], f32[3,8])) -> (s32[], f32[3,8], f32[3,8]) {
+  %a = (s32[], f32[3,8]{1,0}, f32[3,8]{1,0}) parameter(0)
+  ROOT %while = (s32[], f32[3,8]{1,0}, f32[3,8]{1,0}) while(%a), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+}
+"""  # noqa: E501
+
+
+def test_a_loop_moves_slices_as_often_as_it_runs():
+  (move,) = Program(SLICES).moves()
+  row, counter = 8 * 4, 4
+  assert move.bytes == 3 * (row + row + counter)
+
+
+@pytest.mark.parametrize(
+  "groups, size",
+  [
+    ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+    ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
+    ("replica_groups=[2,4]<=[8]", 4),
+    ("replica_groups={{0,1,2},{3,4,5}}", 3),
+  ],
+)
+def test_devices_of_a_collective(groups, size):
+  """Each sends all but its own part, and for an all-reduce twice that."""
+  gather = "all-gather(%p.1), channel_id=7,"
+  reduce = "all-reduce(%p.2), channel_id=8,"
+  hlo = HLO.replace(gather, f"{gather} {groups},").replace(reduce, f"{reduce} {groups},")
+  # The gather of the loop stays between pairs.
+  assert Program(hlo).sent_bytes() == pytest.approx(
+    3 * 64 + 128 * (size - 1) / size + 4 * 256 * (size - 1) / size
+  )
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ def test_gradients_of_both_paths_agree(window):
     assert rel_rms(got, want) < 1e-5
 
 
+# Of 11 tokens: six blocks, the last one half full, in three groups; eleven blocks in six groups.
+@pytest.mark.parametrize("block, groups", [(2, 4), (1, 6)])
 @pytest.mark.parametrize("packed,window", [(False, None), (True, None), (True, 7)])
-def test_queries_in_blocks(monkeypatch, packed, window):
+def test_queries_in_blocks(monkeypatch, packed, window, block, groups):
   options = dict(window=window, segment_ids=jnp.asarray(IDS) if packed else None)
 
   def value_and_gradients(dtype="float64"):
@@ -76,7 +78,8 @@ def test_queries_in_blocks(monkeypatch, packed, window):
     return o, *pull(jnp.cos(o))
 
   want = jax.jit(value_and_gradients)()
-  monkeypatch.setattr(masked, "_BLOCK", 2)  # six, the last one half full, in three groups
+  monkeypatch.setattr(masked, "_BLOCK", block)
+  monkeypatch.setattr(masked, "_GROUPS", groups)
   program = jax.jit(lambda: value_and_gradients())
   assert "scan" in str(jax.make_jaxpr(program)())
   for got, wanted in zip(program(), want, strict=True):

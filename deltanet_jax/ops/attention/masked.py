@@ -8,9 +8,10 @@ from deltanet_jax.ops.attention.forms import attend
 from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.attention.plain import causal_mask
 
-# Queries whose scores exist at a time on a CPU, and into how many groups their blocks are put, each
-# of which sees the keys up to its end. Measurements: BUILD_NOTES.md.
-_BLOCK, _GROUPS = 256, 4
+# Queries whose scores exist at a time on a CPU. Their blocks are in groups, each of which sees the
+# keys up to its end: 4 of them, more where that leaves 4 blocks in each, but not many: each is a
+# program of its own to be compiled. Measurements: BUILD_NOTES.md.
+_BLOCK, _GROUPS, _MOST_GROUPS = 256, 4, 8
 
 
 def masked_attention(q, k, v, documents, window, implementation):
@@ -64,7 +65,8 @@ def _by_blocks(q, k, v, documents, window, implementation):
   queries = fold(jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0))))
   index = jnp.arange(count * _BLOCK, dtype=jnp.int32).reshape(count, _BLOCK)
   own = None if documents is None else fold(jnp.pad(documents, ((0, 0), (0, pad)), mode="edge"))
-  outputs, size = [], -(-count // _GROUPS)
+  groups = min(max(count // 4, _GROUPS), _MOST_GROUPS)
+  outputs, size = [], -(-count // groups)
   for first in range(0, count, size):
     last = min(first + size, count)
     end = min(last * _BLOCK, L)

@@ -1,0 +1,119 @@
+"""Bounds on training throughput on machines that are not here, beside the paper's figure."""
+
+from matplotlib.figure import Figure
+
+from experiments.lib.tables import table
+from experiments.plots import style
+from experiments.plots.throughput import PAPER, PAPER_LENGTHS, TITLES, length_name
+
+_LIMITS = dict(flop="FLOP", hbm="HBM", links="links")
+
+
+def _found(rows):
+  """Machine -> {(model, length): figures}, models in the order of TITLES."""
+  found = {}
+  for row in sorted(rows, key=lambda row: list(TITLES).index(row["key"]["model"])):
+    key = row["key"]
+    found.setdefault(key["target"], {})[key["model"], key["length"]] = row["figures"]
+  return {target: found[target] for target in sorted(found)}
+
+
+def _by_length(of_machine, cell):
+  """A line for each model, a cell for each length."""
+  lines = []
+  for name, title in TITLES.items():
+    if any(name == model for model, _ in of_machine):
+      cells = [of_machine.get((name, n)) for n in PAPER_LENGTHS]
+      lines.append([title, *("–" if x is None else cell(x) for x in cells)])
+  return lines
+
+
+def _bound(x):
+  if not x["fits"]:
+    return "none"
+  seconds = x["bound_seconds"]
+  return f"{x['bound_tokens_per_second']:,.0f} {_LIMITS[max(seconds, key=seconds.get)]}"
+
+
+def _parts(x):
+  """What one device does in an update."""
+  compiled = sum(x["product_flops"].values()) + x["kernel_flops"]
+  return [
+    f"{x['memory']['total'] / 1e9:.1f}",
+    f"{x['model_flops'] / x['devices'] / 1e12:.0f}",
+    f"{compiled / 1e12:.0f}",
+    f"{x['hbm_bytes'] / 1e9:,.0f}",
+    f"{x['sent_bytes'] / 1e9:.1f}",
+    x["remat"],
+  ]
+
+
+def tables(rows: list[dict]) -> str:
+  found = _found(rows)
+  lengths = [f"{n:,}" for n in PAPER_LENGTHS]
+  text = (
+    "Compiled, never run. Training updates of 1.3B models, 16,384 tokens for each device, weights"
+    " split over all devices. Tokens per second of one device that an update cannot pass, and what"
+    " sets that bound: its operations at the peak of bfloat16, its HBM traffic or what it sends,"
+    " each alone and at the data sheet's full rate. They are of this program: another may move"
+    " less.\n"
+  )
+  for target, of_machine in found.items():
+    text += (
+      f"\n## {target}\n\n{table(['tokens/s at most', *lengths], _by_length(of_machine, _bound))}"
+    )
+  paper = [[TITLES[name], *(f"{1000 * x:,.0f}" for x in values)] for name, values in PAPER.items()]
+  text += f"\n## The paper, measured on one H100\n\n{table(['tokens/s', *lengths], paper)}"
+  header = ["model", "machine", "length", "memory, GB", "model's TFLOP", "compiled TFLOP"]
+  lines = [
+    [TITLES[model], target, f"{length:,}", *_parts(x)]
+    for target, of_machine in found.items()
+    for (model, length), x in sorted(of_machine.items(), key=lambda y: y[0][1])
+    if "memory" in x
+  ]
+  text += (
+    f"\n## One update of one device\n\n{table([*header, 'HBM, GB', 'sent, GB', 'remat'], lines)}\n"
+    "The model's FLOP are three forwards. Compiled are the products of the program, with what remat"
+    " repeats, and those of its kernels by the mixers' formulas; Mamba's scan has no products and"
+    " counts in its traffic alone. HBM traffic counts loops as often as they run, of an array that"
+    " is sliced the slice, and what a kernel reads once.\n"
+  )
+  refused = [
+    f"- {TITLES[model]} on {target}, rows of {length:,}, remat {x['remat']}:"
+    f" {x.get('error', 'takes more memory than a device has')}\n"
+    for target, of_machine in found.items()
+    for (model, length), x in of_machine.items()
+    if not x["fits"]
+  ]
+  return text + ("\n## No bound\n\n" + "".join(refused) if refused else "")
+
+
+def figure(rows: list[dict]) -> Figure:
+  found = _found(rows)
+  curves = {f"Bound, {target}": _curves(of_machine) for target, of_machine in found.items()}
+  curves["Paper, one H100, measured"] = {
+    name: {n: 1000 * x for n, x in zip(PAPER_LENGTHS, values)} for name, values in PAPER.items()
+  }
+  drawn, panels = style.panels(len(curves), 2, (4.4, 3.2))
+  colours = {name: style.colour(i) for i, name in enumerate(TITLES)}
+  for panel, (title, of_models) in zip(panels, curves.items()):
+    ends = []
+    for name, curve in of_models.items():
+      values = [x / 1000 for x in curve.values()]
+      panel.plot(list(curve), values, "o-", color=colours[name], markersize=3)
+      ends.append((max(curve), values[-1], TITLES[name], colours[name]))
+    style.log_axis(panel.xaxis, list(PAPER_LENGTHS), list(map(length_name, PAPER_LENGTHS)))
+    panel.set(title=title, xlabel="tokens of a row", ylabel="thousand tokens per second, a device")
+    panel.set_ylim(bottom=0)
+    panel.set_xlim(PAPER_LENGTHS[0] / 1.2, PAPER_LENGTHS[-1] * 3.2)
+    style.direct_labels(panel, ends)
+  return drawn
+
+
+def _curves(of_machine):
+  """Model -> {length: bound}."""
+  curves = {}
+  for (name, length), x in sorted(of_machine.items(), key=lambda y: y[0][1]):
+    if x["fits"]:
+      curves.setdefault(name, {})[length] = x["bound_tokens_per_second"]
+  return curves
