@@ -37,17 +37,14 @@ PROGRAMS = {
   },
   "gpu": {
     "forward": ("delta_rule_intra", "delta_rule_fwd"),
-    "backward": (
-      "delta_rule_scores", "delta_rule_states", "delta_rule_dstates", "delta_rule_grads",
-    ),
+    "backward": ("delta_rule_states", "delta_rule_dstates", "delta_rule_grads"),
     "UT forward": ("delta_rule_ut_fwd",),
     "UT backward": ("delta_rule_ut_bwd",),
     "UT jax-triton": ("_ut_kernel",),
     "step": ("delta_rule_step",),
     "linear attention forward": ("linear_attention_scores", "linear_attention_fwd"),
     "linear attention backward": (
-      "linear_attention_scores", "linear_attention_states", "linear_attention_dstates",
-      "linear_attention_grads",
+      "linear_attention_states", "linear_attention_dstates", "linear_attention_grads",
     ),
     "linear attention step": ("linear_attention_step",),
     "short conv forward": ("short_conv_fwd",),
@@ -58,8 +55,8 @@ PROGRAMS = {
 CHANNEL_KERNELS = {
   "tpu": {},
   "gpu": {
-    "backward": ("delta_rule_dscores",),
-    "linear attention backward": ("linear_attention_dscores",),
+    "backward": ("delta_rule_scores", "delta_rule_dscores"),
+    "linear attention backward": ("linear_attention_scores", "linear_attention_dscores"),
   },
 }
 CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise

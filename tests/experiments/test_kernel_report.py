@@ -45,7 +45,7 @@ COUNTS_HELD = 0.05  # what is counted may differ by this share
 H100_COUNTS = {
   "plain": dict(
     delta_rule_intra=(160, 12, 0, "m64n64", 3),
-    delta_rule_scores=(80, 6, 24, "m64n64", 6),
+    linear_attention_scores=(70, 6, 24, "m64n64", 6),
     delta_rule_fwd=(110, 16, 54, "m64n32", 2),
     delta_rule_states=(230, 16, 34, "m64n64", 2),
     delta_rule_dstates=(94, 27, 54, "m64n32", 2),

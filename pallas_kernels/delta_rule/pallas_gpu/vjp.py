@@ -1,8 +1,8 @@
 """Differentiable delta rule and linear attention on NVIDIA GPUs (Pallas, Triton lowering).
 
 One program per (head, value block, sequence) carries the state over all chunks. Kept for the
-backward: the inputs and the inverses X (C/dk of k's size); scores, R and per-chunk states are
-recomputed.
+backward: the inputs, the inverses X and the scores P (each C/dk of k's size); R and per-chunk
+states are recomputed, with gates of channels the scores too, beside the decayed q and k.
 """
 
 import functools
@@ -43,20 +43,21 @@ def _save(q, k, v, beta, g, documents, S0, *, options):
     scale=options.scale,
     interpret=options.interpret,
   )  # fmt: skip
-  return tuple(out), X
+  return tuple(out), (X, P if decayed is None else None)
 
 
-def _backward(args, X, cotangents, *, options):
+def _backward(args, residuals, cotangents, *, options):
   q, k, v, beta, g, documents, S0 = args
-  do, dS = cotangents
-  scale, interpret = options.scale, options.interpret
-  P, _, decayed = intra(
-    q, k, v, beta, g, documents,
-    scale=scale,
-    chunk=options.chunk,
-    inverse_precision=None,
-    interpret=interpret,
-  )  # fmt: skip
+  (X, P), (do, dS) = residuals, cotangents
+  scale, interpret, decayed = options.scale, options.interpret, None
+  if P is None:
+    P, _, decayed = intra(
+      q, k, v, beta, g, documents,
+      scale=scale,
+      chunk=options.chunk,
+      inverse_precision=None,
+      interpret=interpret,
+    )  # fmt: skip
   before, *R = states(
     k, v, beta, X, g, documents, S0, decayed, chunk=options.chunk, interpret=interpret
   )
