@@ -194,7 +194,8 @@ ROWS = [
     set="small",
     key=dict(model=name, task=task),
     make=functools.partial(_make_small, name, task, SMALL[task]),
-    grid=_grid((1e-3, 3e-3), (0.0,)),
+    # Of recall from the context the lower rate was better or as good for every model.
+    grid=_grid((1e-3,) if task == "noisy_recall" else (1e-3, 3e-3), (0.0,)),
     seeds=_seeds(name, task),
     metric="validation_macro_accuracy",
     evaluation="best",
