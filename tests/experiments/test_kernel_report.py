@@ -59,7 +59,7 @@ H100_COUNTS = {
     linear_attention_scores=(232, 32, 16, "m64n64", 2),
     linear_attention_fwd=(80, 11, 44, "m64n32", 2),
     linear_attention_dscores=(80, 8, 24, "m64n64", 6),
-    linear_attention_grads=(216, 59, 0, "m64n32", 2),
+    linear_attention_grads=(221, 59, 0, "m64n32", 2),
   ),
 }
 
