@@ -11,117 +11,14 @@ import jax.numpy as jnp
 from deltanet_jax.chips import CHIPS
 from experiments.ahead import targets
 from experiments.ahead.hlo import Program as Hlo
+from experiments.ahead.kernel_cases import Case, keys
 from experiments.ahead.resources import gpu_resources, tpu_resources
 from experiments.ahead.worker import compile_function
 from pallas_kernels.gpu import compiling_for_gpu
 
 # A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
-BATCH, LENGTH, HEADS, SEQUENCES = 16, 2048, 16, 128
+BATCH, LENGTH, SEQUENCES = 16, 2048, 128
 WAVES_BATCH = 8  # the waves of a GPU's blocks are those of this training batch
-# Program -> the kernels it reports, by platform.
-PROGRAMS = {
-  "tpu": {
-    "forward": ("delta_rule_fwd",),
-    "saving forward": ("delta_rule_fwd",),
-    "backward": ("delta_rule_bwd",),
-    "step": ("delta_rule_step",),
-    "linear attention forward": ("linear_attention_fwd",),
-    "linear attention saving forward": ("linear_attention_fwd",),
-    "linear attention backward": ("linear_attention_bwd",),
-    "linear attention step": ("linear_attention_step",),
-    "short conv forward": ("short_conv_fwd",),
-    "short conv backward": ("short_conv_bwd",),
-    "attention forward": ("attention_fwd",),
-    "attention backward": ("attention_bwd",),
-    "rope": ("rope",),
-  },
-  "gpu": {
-    "forward": ("delta_rule_intra", "delta_rule_fwd"),
-    "backward": ("delta_rule_states", "delta_rule_dstates", "delta_rule_grads"),
-    "UT forward": ("delta_rule_ut_fwd",),
-    "UT backward": ("delta_rule_ut_bwd",),
-    "UT jax-triton": ("_ut_kernel",),
-    "step": ("delta_rule_step",),
-    "linear attention forward": ("linear_attention_scores", "linear_attention_fwd"),
-    "linear attention backward": (
-      "linear_attention_states", "linear_attention_dstates", "linear_attention_grads",
-    ),
-    "linear attention step": ("linear_attention_step",),
-    "short conv forward": ("short_conv_fwd",),
-    "short conv backward": ("short_conv_bwd",),
-  },
-}  # fmt: skip
-# What gates of key channels add to them.
-CHANNEL_KERNELS = {
-  "tpu": {},
-  "gpu": {
-    "backward": ("delta_rule_scores", "delta_rule_dscores"),
-    "linear attention backward": ("linear_attention_scores", "linear_attention_dscores"),
-  },
-}
-CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
-INPUTS = ("plain", "full", "gates of channels", "channels")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """One program at one shape.
-
-  inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
-  channel in place of one for each head, "gates of channels" that g alone. Linear attention has no
-  beta; a short convolution has four taps, silu and the L2 norm of heads; it and attention are
-  "full" with documents.
-  """
-
-  program: str
-  dtype: str
-  head_size: int  # dk
-  value_size: int  # dv
-  chunk: int | None
-  inputs: str
-  heads: int = HEADS
-
-  @property
-  def linear(self) -> bool:
-    return self.program.startswith("linear attention")
-
-  @property
-  def around(self) -> bool:
-    """A kernel around the rule, which has no chunks and no gates."""
-    return self.program.startswith(("short conv", "attention", "rope"))
-
-  @property
-  def channels(self) -> bool:
-    return self.inputs in ("channels", "gates of channels")
-
-  @property
-  def served(self) -> bool:
-    """Whether there is such a kernel.
-
-    What is around the rule has no gates, and the UT transform alone has none of channels. Attention
-    serves bfloat16; rotary positions know no documents.
-    """
-    if self.program.startswith("attention") and self.dtype != "bfloat16":
-      return False
-    if self.program == "rope" and self.inputs != "plain":
-      return False
-    return not (self.channels and (self.around or self.program.startswith("UT")))
-
-  @property
-  def part(self) -> str:
-    """ "forward", "saving forward", "backward" or "step"."""
-    return self.program.removeprefix("linear attention ")
-
-  def normal(self, target: str) -> "Case":
-    """The same case with the chunk that the kernels take for it, None where there are none."""
-    chunk = self.chunk
-    if self.part == "step" or self.around:
-      chunk = None
-    elif CHIPS[target].platform == "gpu":
-      from pallas_kernels.delta_rule.pallas_gpu import tiles
-
-      chunk = tiles.clamp_chunk(chunk, self.dtype)
-    return dataclasses.replace(self, chunk=chunk)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,14 +197,3 @@ def failures(target: str, case: Case, error: Exception) -> list[tuple[dict, dict
   """The same of a program that did not compile."""
   first = (str(error).strip() or type(error).__name__).splitlines()[0]
   return [(key, dict(compiles=False, error=first)) for key in keys(target, case)]
-
-
-def keys(target: str, case: Case) -> list[dict]:
-  """What names each kernel of the case; its heads where they are not the training batch's."""
-  named = dataclasses.asdict(case)
-  if case.heads == HEADS:
-    del named["heads"]
-  kernels = PROGRAMS[CHIPS[target].platform][case.program]
-  if case.channels:
-    kernels = [*kernels, *CHANNEL_KERNELS[CHIPS[target].platform].get(case.program, ())]
-  return [dict(target=target, **named, kernel=kernel) for kernel in kernels]

@@ -18,7 +18,7 @@ from absl import flags
 from tqdm import tqdm
 
 from deltanet_jax.chips import CHIPS
-from experiments.ahead import kernel_programs, targets
+from experiments.ahead import kernel_cases, kernel_programs, targets
 from experiments.ahead.resources import bundles
 from experiments.ahead.worker import Worker
 from experiments.lib import app, records
@@ -28,7 +28,7 @@ _TARGETS = flags.DEFINE_multi_enum(
   "target", list(targets.TARGETS), list(targets.TARGETS), "Chip; repeat the flag for several."
 )
 _PROGRAMS = flags.DEFINE_multi_enum(
-  "program", None, sorted({name for x in kernel_programs.PROGRAMS.values() for name in x}),
+  "program", None, sorted({name for x in kernel_cases.PROGRAMS.values() for name in x}),
   "Programs, as the tables name them; all if unset.",
 )  # fmt: skip
 _DTYPES = flags.DEFINE_multi_enum(
@@ -38,29 +38,29 @@ _HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size
 _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
-  "inputs", ["plain", "full"], kernel_programs.INPUTS,
+  "inputs", ["plain", "full"], kernel_cases.INPUTS,
   "plain: q, k, v, beta; full: with g, S0 and documents; channels: the same with a g per key"
   " channel; gates of channels: with that g alone.",
 )  # fmt: skip
-_HEADS = flags.DEFINE_multi_integer("heads", [kernel_programs.HEADS], "Heads of keys and values.")
+_HEADS = flags.DEFINE_multi_integer("heads", [kernel_cases.HEADS], "Heads of keys and values.")
 
 
-def cases(target: str) -> list[kernel_programs.Case]:
+def cases(target: str) -> list[kernel_cases.Case]:
   """Every program at every shape asked for."""
   platform = CHIPS[target].platform
   axes = itertools.product(
-    [x for x in kernel_programs.PROGRAMS[platform] if x in (_PROGRAMS.value or [x])],
+    [x for x in kernel_cases.PROGRAMS[platform] if x in (_PROGRAMS.value or [x])],
     _DTYPES.value,
     ((d, _VALUE_SIZE.value or d) for d in _HEAD_SIZES.value),
-    _CHUNKS.value or [kernel_programs.CHUNKS[platform]],
+    _CHUNKS.value or [kernel_cases.CHUNKS[platform]],
     _INPUTS.value,
     _HEADS.value,
   )
-  cases = [kernel_programs.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
+  cases = [kernel_cases.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
   return list(dict.fromkeys(case.normal(target) for case in cases if case.served))
 
 
-def measure(wanted: dict[str, list[kernel_programs.Case]], out: records.Records) -> list[tuple]:
+def measure(wanted: dict[str, list[kernel_cases.Case]], out: records.Records) -> list[tuple]:
   """Writes the rows of every program as soon as it is compiled; all keys and figures."""
   rows = []
   with tqdm(total=sum(map(len, wanted.values())), unit="program") as bar:
@@ -108,7 +108,7 @@ def main():
   targets.check_installed([CHIPS[x].platform for x in chosen])
   jax.config.update("jax_platforms", "cpu")
   out = records.open("kernel_report")
-  missing = lambda target, case: not all(map(out.has, kernel_programs.keys(target, case)))
+  missing = lambda target, case: not all(map(out.has, kernel_cases.keys(target, case)))
   wanted = {x: [case for case in cases(x) if missing(x, case)] for x in chosen}
   rows = measure(wanted, out)
   failed = sum(not figures["compiles"] for _, figures in rows)

@@ -96,6 +96,17 @@ def test_reflections(backend):
   assert all(error <= 3e-5 for _, error in worst.values()), worst
 
 
+@pytest.mark.slow
+def test_ugly_inputs_with_gates_of_channels():
+  """Gates that stay open; equal keys with beta 2 want a decay, or digits that are not kept here."""
+
+  def rule(**inputs):
+    return RULES["gpu"](**inputs, g=jnp.zeros_like(inputs["k"]))
+
+  worst = largest_errors(rule, [kind for kind in UGLY if kind != "identical_beta_2"])
+  assert all(error <= UGLY_REL_RMS["float32"] for _, error in worst.values()), worst
+
+
 @pytest.mark.parametrize("change", [dict(B=4, Hv=1), dict(B=6, gate="scalar", packed=True)])
 def test_tpu_programs_take_rows_of_a_batch(change):
   """Where there are few heads: each row keeps its own state, documents and decays."""

@@ -36,7 +36,7 @@ def _load(p, i, number):
   """
   b, cols = p.row_for(number), p.keys(i)[3]
   Q, K = (ref[b, p.rows, p.hk, cols].astype(F32) for ref in (p.q, p.k))
-  g = p.g[b, p.rows, p.h, cols].astype(F32)
+  g = p.g[b, p.rows, p.h, cols]
   return Q, K, Gate(g, number, p.iotas, p.zero, gate_parts(p.k.dtype))
 
 

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bf16 import parts_for
+from pallas_kernels.delta_rule.checks import FAR_BELOW
 from pallas_kernels.delta_rule.pallas_gpu.chunk import scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.products import BF16, F32, NT, dot
 
@@ -53,11 +54,11 @@ class Gate:
   """Decays of a chunk's block of channels, from its log decays g [C block_k].
 
   Masks depend on a number, through zero: those of two loops or rounds with one number would be
-  computed once, before both, and stay in registers, one per element (328 bytes spilled for none).
+  computed once, before both, and stay in registers, one per element (132 bytes spilled in `intra`).
   """
 
   def __init__(self, g, number, iotas, zero, parts):
-    self.g, self.zero, self.parts = g, zero, parts
+    self.g, self.zero, self.parts = jnp.maximum(g.astype(F32), FAR_BELOW), zero, parts
     self.row, self.column = iotas[0] + zero * number, iotas[1]
     self.levels = iotas[0].shape[0].bit_length() - 1
 
@@ -103,7 +104,7 @@ def channel_scores(q_ref, k_ref, g_ref, at, iotas, zero, block_k, with_gram):
   def over_keys(i, carry):
     cols = pl.ds(i * block_k, block_k)
     Q, K = (ref[b, rows, hk, cols].astype(F32) for ref in (q_ref, k_ref))
-    gate = Gate(g_ref[b, rows, h, cols].astype(F32), i + 1, iotas, zero, gate_parts(dtype))
+    gate = Gate(g_ref[b, rows, h, cols], i + 1, iotas, zero, gate_parts(dtype))
 
     def over_levels(level, carry):
       meeting = gate.meeting(level)
@@ -131,8 +132,7 @@ def store_decayed(refs, q_ref, k_ref, g_ref, at, iotas, zero, block_k, decay):
 
   def over_keys(i, _):
     cols = pl.ds(i * block_k, block_k)
-    g = g_ref[b, rows, h, cols].astype(F32)
-    gate = Gate(g, i + 2, iotas, zero, gate_parts(k_ref.dtype))
+    gate = Gate(g_ref[b, rows, h, cols], i + 2, iotas, zero, gate_parts(k_ref.dtype))
     into = scale_rows(gate.into(), decay.start)
     Q, K = (ref[b, rows, hk, cols].astype(F32) for ref in (q_ref, k_ref))
     q_into_ref[b, rows, h, cols] = (Q * into).astype(q_into_ref.dtype)

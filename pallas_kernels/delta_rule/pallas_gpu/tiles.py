@@ -203,8 +203,11 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
   beta = None if beta is None else pad_axis(beta, 1, L)
-  g = None if g is None else pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
-  g = g if g is None or g.ndim == 3 else pad_axis(g, 3, pk)
+  if g is not None and g.ndim == 4:
+    # The kernels raise it themselves: a raised g would be kept, as large as two k of bfloat16.
+    g = pad_axis(pad_axis(g, 1, L), 3, pk)
+  elif g is not None:
+    g = pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
   documents = None
   if segment_ids is not None:
