@@ -54,7 +54,7 @@ def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
   products = parameters - (0 if cfg.tied else math.prod(model.embedding.shape))
   engine_flops = collections.Counter()
   for mixer in mixers:
-    engine_flops[mixer.engine] += mixer.flops(length)
+    engine_flops[mixer.engine] += float(mixer.flops(length))
   return Summary(
     parameters=parameters,
     state=sum(x.size for x in states if jnp.issubdtype(x.dtype, jnp.floating)),

@@ -54,9 +54,9 @@ def tables(rows: list[dict]) -> str:
   text = (
     "Compiled, never run. Training updates of 1.3B models, 16,384 tokens for each device, weights"
     " split over all devices. Tokens per second of one device that an update cannot pass, and what"
-    " sets that bound: its operations at the peak of bfloat16, its HBM traffic or what it sends,"
-    " each alone and at the data sheet's full rate. They are of this program: another may move"
-    " less.\n"
+    " sets that bound: its operations at the peak of bfloat16, its HBM traffic, as if no cache held"
+    " an array from one operation to the next, or what it sends, each alone and at the data sheet's"
+    " full rate. They are of this program: another may move less.\n"
   )
   for target, of_machine in found.items():
     text += (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.ahead.hlo import Program, arrays
+from experiments.ahead.hlo import Program
+from experiments.ahead.hlo_text import arrays
 
 # A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
 # gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.

@@ -14,7 +14,8 @@ from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, DPLRMixer, MatrixSt
 from deltanet_jax.mixers.parts import Linear
 from deltanet_jax.ops import log_max_scan, selective_scan
 from deltanet_jax.ops.triangular import unit_lower_inverse
-from experiments.ahead.hlo import Program, arrays
+from experiments.ahead.hlo import Program
+from experiments.ahead.hlo_text import arrays
 from tests.support.changed_mixers import make_changed
 from tests.support.mixers import CASES, CHUNK, D, make
 

@@ -69,7 +69,9 @@ def test_gradients_of_both_paths_agree(window):
 
 # Of 11 tokens: six blocks, the last one half full, in three groups; eleven blocks in six groups.
 @pytest.mark.parametrize("block, groups", [(2, 4), (1, 6)])
-@pytest.mark.parametrize("packed,window", [(False, None), (True, None), (True, 7)])
+@pytest.mark.parametrize(
+  "packed,window", [(False, None), (True, None), (True, 7), (True, 3), (False, 5)]
+)
 def test_queries_in_blocks(monkeypatch, packed, window, block, groups):
   options = dict(window=window, segment_ids=jnp.asarray(IDS) if packed else None)
 

@@ -37,9 +37,11 @@ def value_and_grads(inputs, **options):
 
 
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-@pytest.mark.parametrize("L,chunk,packed", [(1, 64, False), (65, 16, True), (130, 64, True)])
-def test_chunkwise_equals_recurrence(L, chunk, packed, gate):
-  spec = Spec(B=2, L=L, H=2, Hv=4, dk=8, dv=12, gate=gate, packed=packed)
+@pytest.mark.parametrize(
+  "B,L,chunk,packed", [(2, 1, 64, False), (2, 65, 16, True), (1, 65, 16, True), (2, 130, 64, True)]
+)
+def test_chunkwise_equals_recurrence(B, L, chunk, packed, gate):
+  spec = Spec(B=B, L=L, H=2, Hv=4, dk=8, dv=12, gate=gate, packed=packed)
   inputs = inputs_of(spec)
   want = value_and_grads(inputs, implementation="recurrent")
   assert_close(value_and_grads(inputs, chunk=chunk), want, "float64")

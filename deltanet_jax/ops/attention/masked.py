@@ -46,11 +46,35 @@ def masked_attention(q, k, v, documents, window, implementation):
       x = jnp.concatenate([jnp.concatenate([first, x[:, :-1]], axis=1), x], axis=2)
     return x.reshape(B * n, *x.shape[2:])
 
+  queries = (blocks(q, None), blocks(index, None), blocks(documents, None))
   # The block before the first has index -window, out of every window.
-  mask = causal_mask(blocks(index, None)[:, :, None], blocks(index, -window)[:, None, :], window)
-  mask = mask & (blocks(documents, None)[:, :, None] == blocks(documents, -1)[:, None, :])
-  o = attend(blocks(q, None), blocks(k, 0), blocks(v, 0), mask, implementation)
+  keys = (blocks(k, 0), blocks(v, 0), blocks(index, -window), blocks(documents, -1))
+
+  def windowed(queries, keys):
+    (q, i, own), (k, v, j, of_keys) = queries, keys
+    mask = causal_mask(i[:, :, None], j[:, None, :], window)
+    return attend(q, k, v, mask & (own[:, :, None] == of_keys[:, None, :]), implementation)
+
+  if window > _BLOCK and target_platform() == "cpu":
+    o = _in_parts(windowed, queries, keys, window)
+  else:
+    o = windowed(queries, keys)
   return o.reshape(B, n * window, H, d)[:, :L]
+
+
+def _in_parts(windowed, queries, keys, window):
+  """`windowed` for a part of a block's queries and the keys that they can see, a block at a time.
+
+  Scores are computed again in the backward.
+  """
+  parts = min(max(window // _BLOCK, _GROUPS), _MOST_GROUPS)
+  outputs, size = [], -(-window // parts)
+  one = jax.checkpoint(lambda x: windowed(*jax.tree.map(lambda y: y[None], x))[0])
+  for first in range(0, window, size):
+    of_queries = jax.tree.map(lambda x: x[:, first : first + size], queries)
+    of_keys = jax.tree.map(lambda x: x[:, first : first + window + size], keys)
+    outputs.append(lax.map(one, (of_queries, of_keys)))
+  return jnp.concatenate(outputs, axis=1)
 
 
 def _by_blocks(q, k, v, documents, window, implementation):

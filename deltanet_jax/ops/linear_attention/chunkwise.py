@@ -15,6 +15,7 @@ from jax import lax
 
 from deltanet_jax.ops import chunk_decay as decays
 from deltanet_jax.ops.dtypes import products_for
+from deltanet_jax.ops.platform import target_platform
 from pallas_kernels.autodiff import backward_by_hand
 
 
@@ -43,7 +44,18 @@ def chunkwise(q, k, v, g, h, S0, documents, *, chunk, given):
 
   one_head = lambda *chunk: _chunk(*chunk, given)
   heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, 1, None, None), out_axes=(0, 1))
-  body = lambda S, xs: jax.vmap(heads)(S, *xs)
+  rows = lambda S, xs: jax.vmap(heads)(S, *xs)
+
+  def one_row(S, xs):
+    *sequences, documents, carried_document = jax.tree.map(lambda x: x[0], xs)
+    sequences = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), sequences)
+    own = jax.vmap(one_head, in_axes=(0, 0, 0, 0, 0, 0, None, None))
+    S, O = own(S[0], *sequences, documents, carried_document)
+    return S[None], jnp.moveaxis(O, 0, 1)[None]
+
+  # With an axis of one row beside that of the heads XLA:CPU takes up to twice the time for gates of
+  # channels: it is left out there. Measurements: BUILD_NOTES.md.
+  body = one_row if B == 1 and target_platform() == "cpu" else rows
   inputs = jax.tree.map(split, (q, k, v, g, h, documents))
   S, o = lax.scan(body, S0, (*inputs, carried_document))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
