@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from deltanet_jax.chips import CHIPS
 from experiments.ahead import kernel_cases, kernel_programs, targets
-from experiments.ahead.resources import bundles
 from experiments.ahead.worker import Worker
 from experiments.lib import app, records
 from experiments.lib.tables import table
+from experiments.plots.kernel_report import bundles
 
 _TARGETS = flags.DEFINE_multi_enum(
   "target", list(targets.TARGETS), list(targets.TARGETS), "Chip; repeat the flag for several."

@@ -48,13 +48,6 @@ def tpu_resources(compiled: Compiled, kernel: str) -> dict:
   )
 
 
-def bundles(row: dict) -> str:
-  """Per token and head; of a kernel with loops, those of one round of each."""
-  if row["bundles_per_token_head"] is not None:
-    return f"{row['bundles_per_token_head']:.3g}"
-  return " / ".join(f"{n:,}" for n in row["loop_bundles"])
-
-
 def gpu_resources(compiled: Compiled, kernel: str) -> dict:
   """What a block of a kernel takes, how many fit on a core, and its instructions of some kinds.
 

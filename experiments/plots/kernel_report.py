@@ -3,7 +3,6 @@
 import re
 
 from deltanet_jax.chips import CHIPS
-from experiments.ahead.resources import bundles
 from experiments.lib.tables import table
 
 _TARGETS = ("v5e", "v6e", "v5p", "h100", "a100", "b200")
@@ -56,6 +55,13 @@ def _cases(rows, *fields):
   """What differs in these fields, programs in their order."""
   found = dict.fromkeys(tuple(row[field] for field in fields) for row in rows)
   return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
+
+
+def bundles(row: dict) -> str:
+  """Per token and head; of a kernel with loops, those of one round of each."""
+  if row["bundles_per_token_head"] is not None:
+    return f"{row['bundles_per_token_head']:.3g}"
+  return " / ".join(f"{n:,}" for n in row["loop_bundles"])
 
 
 def tpu_table(rows: list[dict]) -> str:

@@ -6,7 +6,7 @@ from tests.mixers.plain import heads, linear, rope
 
 CHANGES = [
   ("rope_base: float | None = 10000.0", "rope_base: float | None = 20000.0"),
-  ("rope_base) for y in (q, k)", "rope_base) for y in (k, q)"),
+  ("(rope(y, position, self.cfg.rope_base) for y in (q, k))", "(rope(q, position, 1e4), k)"),
   ("rope(y, position, self", "rope(y, 0 * position, self"),
   ("causal_attention(q, k, v, window=window", "causal_attention(q, k, v, window=3"),
   ("causal_attention(q, k, v", "causal_attention(2 * q, k, v"),
