@@ -14,7 +14,7 @@ from experiments.ahead.worker import Worker, compile_lowered
 
 # How the kernels of a mixer's operator are called; jax names those of attention.
 _KERNELS = dict(
-  causal_attention=r"splash|mha|attention",
+  causal_attention=r"mha|(?<!linear_)attention",
   delta_rule="delta_rule",
   linear_attention="linear_attention",
 )
