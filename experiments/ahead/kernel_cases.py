@@ -47,17 +47,17 @@ CHANNEL_KERNELS = {
   },
 }
 CHUNKS = {"tpu": 128, "gpu": 64}  # what the kernels take unless told otherwise
-INPUTS = ("plain", "full", "gates of channels", "channels")
+INPUTS = ("plain", "documents", "full", "gates of channels", "channels")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
   """One program at one shape.
 
-  inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
-  channel in place of one for each head, "gates of channels" that g alone. Linear attention has no
-  beta; a short convolution has four taps, silu and the L2 norm of heads; it and attention are
-  "full" with documents.
+  inputs: "plain" is q, k, v, beta; "documents" adds segments, "full" g and S0 as well; "channels"
+  has a g for each key channel in place of one for each head, "gates of channels" that g alone.
+  Linear attention has no beta; a short convolution has four taps, silu and the L2 norm of heads; it
+  and attention are "full" with documents.
   """
 
   program: str
@@ -90,7 +90,9 @@ class Case:
     """
     if self.program.startswith("attention") and self.dtype != "bfloat16":
       return False
-    if self.program == "rope" and self.inputs != "plain":
+    if self.inputs != "plain" and (
+      self.program == "rope" or (self.around and self.inputs != "full")
+    ):
       return False
     return not (self.channels and (self.around or self.program.startswith("UT")))
 
@@ -117,6 +119,10 @@ def keys(target: str, case: Case) -> list[dict]:
   if case.heads == HEADS:
     del named["heads"]
   kernels = PROGRAMS[CHIPS[target].platform][case.program]
+  gated = case.inputs not in ("plain", "documents")
+  if target == "h100" and case.dtype == "bfloat16" and case.head_size <= 128 and not gated:
+    # What `tiles.scores_in_place` spares; the delta rule needs an inverse from there.
+    kernels = [x for x in kernels if x != "linear_attention_scores"]
   if case.channels:
     kernels = [*kernels, *CHANNEL_KERNELS[CHIPS[target].platform].get(case.program, ())]
   return [dict(target=target, **named, kernel=kernel) for kernel in kernels]

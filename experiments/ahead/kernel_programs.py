@@ -13,8 +13,7 @@ from experiments.ahead import targets
 from experiments.ahead.hlo import Program as Hlo
 from experiments.ahead.kernel_cases import Case, keys
 from experiments.ahead.resources import gpu_resources, tpu_resources
-from experiments.ahead.worker import compile_function
-from pallas_kernels.gpu import compiling_for_gpu
+from experiments.ahead.worker import compile_function, tracing_for
 
 # A training batch, each of its arrays larger than any on-chip memory; and a decoding batch.
 BATCH, LENGTH, SEQUENCES = 16, 2048, 128
@@ -42,13 +41,14 @@ def _arrays(case):
   arrays = dict(q=tokens(dk), k=tokens(dk), v=tokens(dv))
   if not case.linear:
     arrays["beta"] = array(LENGTH, case.heads)
-  if case.inputs == "plain":
-    return arrays, None
+  segments = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+  if case.inputs in ("plain", "documents"):
+    return arrays, segments if case.inputs == "documents" else None
   arrays["g"] = array(LENGTH, case.heads, *([dk] if case.channels else []))
   if case.inputs == "gates of channels":
     return arrays, None
   arrays["S0"] = array(case.heads, dk, dv)
-  return arrays, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+  return arrays, segments
 
 
 def _sequence(rule, case):
@@ -134,10 +134,10 @@ def build(target: str, case: Case) -> Program:
 
 def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
   """Key and figures of each kernel of the case; to be called in a Worker for the target."""
-  platform = CHIPS[target].platform
+  platform, machine = CHIPS[target].platform, targets.one(target)
   try:
-    program = build(target, case)
-    machine = targets.one(target)
+    with tracing_for(machine):  # what is kept for a backward depends on it
+      program = build(target, case)
     compiled = compile_function(machine, program.run, program.args, program.donate)
   except Exception as error:  # whatever a compiler raises is the result
     return failures(target, case, error)
@@ -180,7 +180,7 @@ def _tile(machine, case, kernel):
   name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
   if name == "step" or case.around:
     return None
-  with compiling_for_gpu(machine.chip.nvidia.device_name):
+  with tracing_for(machine):
     kind = dict(full=case.inputs == "full", erases=not case.linear, channels=case.channels)
     return list(tiles.tile_for(name, _arrays(case)[0]["k"], **kind))
 

@@ -39,8 +39,8 @@ _VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the
 _CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
 _INPUTS = flags.DEFINE_multi_enum(
   "inputs", ["plain", "full"], kernel_cases.INPUTS,
-  "plain: q, k, v, beta; full: with g, S0 and documents; channels: the same with a g per key"
-  " channel; gates of channels: with that g alone.",
+  "plain: q, k, v, beta; documents: with these; full: with g, S0 and documents; channels: the same"
+  " with a g per key channel; gates of channels: with that g alone.",
 )  # fmt: skip
 _HEADS = flags.DEFINE_multi_integer("heads", [kernel_cases.HEADS], "Heads of keys and values.")
 

@@ -129,17 +129,22 @@ class Seconds:
     return Seconds(self.wall - start.wall, self.cpu - start.cpu)
 
 
+@contextlib.contextmanager
+def tracing_for(machine: Machine):
+  """What is traced is what the machine would get: its kernels, with its tiles."""
+  gpu = machine.chip.nvidia
+  own_tiles = compiling_for_gpu(gpu.device_name) if gpu else contextlib.nullcontext()
+  with compiling_for(machine.platform), own_tiles:
+    yield
+
+
 def compile_lowered(machine: Machine, lower: Callable[..., jax.stages.Lowered]) -> Compiled:
   """Compiles lower(lowering_platforms=...), traced as on the machine; in a Worker only."""
   dump = pathlib.Path(os.environ[_DUMP])
   shutil.rmtree(dump)
   dump.mkdir()
   start = Seconds.now()
-  gpu = machine.chip.nvidia
-  with (
-    compiling_for(machine.platform),
-    compiling_for_gpu(gpu.device_name) if gpu else contextlib.nullcontext(),
-  ):
+  with tracing_for(machine):
     lowered = lower(lowering_platforms=(machine.lowering,))
   between = Seconds.now()
   program = lowered.compile()

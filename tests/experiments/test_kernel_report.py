@@ -44,16 +44,21 @@ COUNTS_HELD = 0.05  # what is counted may differ by this share
 # Inputs -> kernel -> registers, barriers, asynchronous copies, shapes of products, blocks per core.
 H100_COUNTS = {
   "plain": dict(
-    delta_rule_intra=(160, 12, 0, "m64n64", 3),
-    linear_attention_scores=(70, 6, 24, "m64n64", 6),
-    delta_rule_fwd=(110, 16, 54, "m64n32", 2),
+    delta_rule_intra=(132, 8, 0, "m64n64", 3),
+    delta_rule_fwd=(169, 16, 48, "m64n32 m64n64", 2),
     delta_rule_states=(230, 16, 34, "m64n64", 2),
-    delta_rule_dstates=(94, 27, 54, "m64n32", 2),
+    delta_rule_dstates=(168, 27, 48, "m64n32 m64n64", 2),
     delta_rule_grads=(168, 28, 0, "m64n64", 3),
+  ),
+  "documents": dict(
+    delta_rule_fwd=(197, 20, 59, "m64n32 m64n64", 2),
+    delta_rule_dstates=(191, 30, 59, "m64n32 m64n64", 2),
+    delta_rule_grads=(200, 28, 0, "m64n64", 2),
+    linear_attention_fwd=(174, 13, 44, "m64n32 m64n64", 2),
   ),
   "gates of channels": dict(
     delta_rule_intra=(238, 42, 0, "m64n32 m64n64", 2),
-    delta_rule_fwd=(148, 21, 0, "m64n32", 3),
+    delta_rule_fwd=(138, 21, 0, "m64n32", 3),
     delta_rule_dscores=(168, 12, 24, "m64n64", 3),
     delta_rule_grads=(254, 79, 0, "m64n32", 2),
     linear_attention_scores=(232, 32, 16, "m64n64", 2),
@@ -133,6 +138,7 @@ def test_float32_products_take_six_passes_on_tpu():
     ("h100", "bfloat16", "full"),
     ("h100", "float32", "full"),
     ("a100", "bfloat16", "full"),
+    ("a100", "bfloat16", "documents"),
     ("h100", "bfloat16", "channels"),
     ("a100", "bfloat16", "channels"),
     ("b200", "bfloat16", "channels"),

@@ -2,13 +2,20 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from deltanet_jax.chips import CHIPS
+from deltanet_jax.ops import linear_attention
 from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.numerics import cast, with_gradients
 from pallas_kernels.delta_rule.pallas_gpu import tiles
 from pallas_kernels.gpu import compiling_for_gpu
+from pallas_kernels.linear_attention import linear_attention_gpu
 from tests.support.delta_rule import reference, value_and_grads
 from tests.support.tolerances import assert_close
 
@@ -45,6 +52,7 @@ def test_every_table_is_whole():
   [
     *itertools.product(["a100", "h100", "b200"], ["bfloat16", "float32"], ["scalar"]),
     ("h100", "bfloat16", "vector"),
+    ("h100", "bfloat16", "none"),  # scores in place
   ],
 )
 def test_every_table_computes_the_same(chip, dtype, gate):
@@ -52,3 +60,27 @@ def test_every_table_computes_the_same(chip, dtype, gate):
   options = dict(implementation="pallas_gpu", interpret=True)
   with compiling_for_gpu(NAMES[chip]):
     assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
+
+
+@pytest.mark.parametrize("gate,scores", [("none", 0), ("scalar", 1)])
+def test_scores_are_kept_only_with_gates_on_h100(gate, scores):
+  """Of linear attention the scores of chunks are all that is kept beside inputs."""
+  x = jnp.zeros((1, 128, 2, 128), "bfloat16")
+  g = None if gate == "none" else jnp.zeros(x.shape[:3], "float32")
+  with compiling_for_gpu(NAMES["h100"]):
+    rule = lambda q, k, v: linear_attention_gpu(q, k, v, g, interpret=True)[0]
+    _, pull = jax.vjp(rule, x, x, x)
+  kept = [y.shape for y in jax.tree.leaves(pull) if y.shape[-2:] == (64, 64)]
+  assert kept == [(2, 1, 2, 64, 64)] * scores
+
+
+def test_linear_attention_with_scores_in_place():
+  spec = dataclasses.replace(SPEC, gate="none", dv=32)
+  inputs = {name: x for name, x in reference(spec, "bfloat16")[0].items() if name != "beta"}
+  run = lambda dtype, **options: with_gradients(partial(linear_attention, **options))(
+    cast(inputs, dtype), (np.ones((1, 70, 2, 32)), np.ones((1, 2, 128, 32)))
+  )
+  want = run("float64", implementation="recurrent")
+  with compiling_for_gpu(NAMES["h100"]):
+    got = run("bfloat16", implementation="pallas_gpu", interpret=True)
+  assert_close(got, want, "bfloat16")

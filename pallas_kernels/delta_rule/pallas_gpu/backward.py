@@ -21,7 +21,7 @@ from pallas_kernels.delta_rule.pallas_gpu.chunk import (
   scale_rows,
 )
 from pallas_kernels.delta_rule.pallas_gpu.inverse import load_inverse, times_inverse_split
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, TN, dot
+from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
 from pallas_kernels.delta_rule.pallas_gpu.state import (
   first_state,
   load_keys,
@@ -93,18 +93,17 @@ def states(k, v, beta, X, g, documents, S0, decayed=None, *, chunk, tile=None, i
 
 
 def _dstates_body(
-  q_ref, k_ref, P_ref, do_ref, dS_ref, *refs, given, group, scale, block_k, block_v
+  q_ref, k_ref, do_ref, dS_ref, *refs, given, group, chunk, scale, block_k, block_v
 ):
-  # P [N B Hv C C], do [B L Hv dv], dS [B Hv dk dv], beta?, X [N B Hv matrices C C]?, g?,
+  # do [B L Hv dv], dS [B Hv dk dv], P [N B Hv C C]?, beta?, X [N B Hv matrices C C]?, g?,
   # documents?, whole and k_into of `Decayed`?
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
-  beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
+  P_ref, beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
   dY_ref, dstates_ref, dS0_ref = refs
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   parts = parts_for(k_ref.dtype)
-  chunk = P_ref.shape[-1]
   chunks = k_ref.shape[1] // chunk
 
   def step(done, dS):
@@ -112,12 +111,18 @@ def _dstates_body(
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
-    KdS = 0.0
+    Q = load_keys(q_ref, (b, rows, hk), key_blocks)
+    KdS = KQ = 0.0
     for i, dS_i in enumerate(dS):
       KdS += dot(K(i), dS_i, parts)
+      KQ += dot(K(i), Q(i), parts, NT) if P_ref is None else 0.0
       dstates_ref[n, b, h, key_blocks[i], cols] = dS_i.astype(dstates_ref.dtype)
     dO = do_ref[b, rows, h, cols]
-    dY = dot(P_ref[n, b, h, :, :], dO, parts, TN) + scale_rows(KdS, decay.end)
+    if P_ref is None:
+      dY = dot((KQ * decay.inside(transposed=True) * scale).astype(k_ref.dtype), dO, parts)
+    else:
+      dY = dot(P_ref[n, b, h, :, :], dO, parts, TN)
+    dY += scale_rows(KdS, decay.end)
     if X_ref is not None:
       dY, rest = times_inverse_split(load_inverse(X_ref, (n, b, h)), dY, parts, TN)
       dZ, rest = (scale_rows(scale_rows(x, beta), decay.start) for x in (dY, rest))
@@ -127,7 +132,7 @@ def _dstates_body(
     new = []
     for i, dS_i in enumerate(dS):
       kept = dS_i if whole[i] is None else dS_i * whole[i]
-      kept += dot(q_ref[b, rows, hk, key_blocks[i]], dO, parts, TN)
+      kept += dot(Q(i), dO, parts, TN)
       new.append(kept if X_ref is None else kept - dot(K_into(i), dZ, parts, TN, rest))
     return tuple(new)
 
@@ -138,8 +143,9 @@ def _dstates_body(
 
 
 def dstates(
-  q, k, v, beta, X, P, g, documents, do, dS, decayed=None, *, scale, tile=None, interpret=False
-):
+  q, k, v, beta, X, P, g, documents, do, dS, decayed=None,
+  *, chunk, scale, tile=None, interpret=False
+):  # fmt: skip
   """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0.
 
   Of linear attention, without an X, dR alone, which is dv. Where channels decay, `decayed` takes
@@ -147,24 +153,25 @@ def dstates(
   """
   channels = decayed is not None
   q, k, g, documents, whole, k_into = decayed_inputs(q, k, g, documents, decayed)
-  B, _, H, dk = k.shape
+  B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  full, erases = g is not None or documents is not None, X is not None
+  full, erases = g is not None, X is not None
   tile = tile or tile_for("dstates", k, full=full, erases=erases, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _dstates_body,
-    given=[x is not None for x in (beta, X, g, documents, whole, k_into)],
+    given=[x is not None for x in (P, beta, X, g, documents, whole, k_into)],
     group=Hv // H,
+    chunk=chunk,
     scale=scale,
     block_k=min(tile.block_k, dk),
     block_v=block_v,
   )
   out_shape = [
     jax.ShapeDtypeStruct(v.shape, k.dtype),
-    jax.ShapeDtypeStruct((P.shape[0], B, Hv, dk, dv), k.dtype),
+    jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype),
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (q, k, P, do, dS, beta, X, g, documents, whole, k_into)
+  args = (q, k, do, dS, P, beta, X, g, documents, whole, k_into)
   return call("dstates", body, args, out_shape, **options)

@@ -29,9 +29,9 @@ def grid_iotas(chunk, zero):
 class Decay(NamedTuple):
   """Decays of one chunk; None stands for all ones."""
 
-  # () -> [C C] e^{b_i - b_j} for j <= i in one document, else 0. A function, so that it is computed
-  # where it is used: 32 registers that would otherwise stay live.
-  inside: Callable[[], jax.Array]
+  # (transposed=False) -> [C C] e^{b_i - b_j} for j <= i in one document, else 0. A function, so
+  # that it is computed where it is used: 32 registers that would otherwise stay live.
+  inside: Callable[..., jax.Array]
   start: jax.Array | None  # [C] e^{b_i}, 0 for rows outside the carried document
   end: jax.Array | None  # [C] e^{b_C - b_i}, 0 for rows outside the last row's document
   whole: jax.Array | None  # scalar e^{b_C}, 0 if the carried document ended
@@ -67,8 +67,8 @@ def load_decay(g_ref, documents_ref, b, h, start, iotas, zero):
     last = to_end if last is None else to_end * last
     whole = jnp.exp(coarse_sum + fine_sum) * (1.0 if whole is None else whole)
 
-  def inside():
-    keep = row >= column
+  def inside(transposed=False):
+    keep = row <= column if transposed else row >= column
     if documents_ref is not None:
       # Loaded again: their columns, 16 registers, would be live from the first load to here.
       again = documents_ref[b, pl.ds(start + zero, row.shape[0])]
@@ -76,6 +76,7 @@ def load_decay(g_ref, documents_ref, b, h, start, iotas, zero):
     if g_ref is None:
       return jnp.where(keep, 1.0, 0.0)
     between = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
+    between = -between if transposed else between
     return jnp.where(keep, jnp.exp(jnp.where(keep, between, 0.0)), 0.0)
 
   return Decay(inside, carried, last, whole)

@@ -1,8 +1,8 @@
 """Fused delta rule forward for NVIDIA GPUs: the state stays on chip over all chunks of a head.
 
-The inverses X and scores P come from `intra`, for all chunks in parallel: inside the loop they
-would be its longest dependent chain, be repeated by every value block, and spill. Linear attention
-has no beta and no X.
+The inverses X come from `intra`, for all chunks in parallel: inside the loop they would be its
+longest dependent chain, be repeated by every value block, and spill. So do the scores P unless
+`scores_in_place`. Linear attention has no beta and no X.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, dot
+from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
 from pallas_kernels.delta_rule.pallas_gpu.state import (
   first_state,
   load_keys,
@@ -25,30 +25,33 @@ from pallas_kernels.delta_rule.pallas_gpu.state import (
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 
-def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block_v):
-  # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C], beta [B L Hv]?, X [N B Hv matrices C C]?,
+def _body(q_ref, k_ref, v_ref, *refs, given, group, chunk, scale, block_k, block_v):
+  # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C]?, beta [B L Hv]?, X [N B Hv matrices C C]?,
   # g [B L Hv]?, documents [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
   # -> o [B L Hv dv], S [B Hv dk dv]
   *refs, o_ref, S_ref = refs
-  beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
+  P_ref, beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   parts = parts_for(k_ref.dtype)
-  chunk = P_ref.shape[-1]
 
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
-    KS = QS = 0.0
+    KS = QS = QK = 0.0
     for i, S_i in enumerate(S):
       if X_ref is not None:
         KS += dot(K_into(i), S_i, parts)
-      QS += dot(q_ref[b, rows, hk, key_blocks[i]], S_i, parts)
+      Q = q_ref[b, rows, hk, key_blocks[i]]
+      QS += dot(Q, S_i, parts)
+      QK += dot(Q, K(i), parts, NT) if P_ref is None else 0.0
+    in_place = lambda: (QK * decay.inside() * scale).astype(k_ref.dtype)
+    P = in_place() if P_ref is None else P_ref[n, b, h, :, :]
     R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
-    O += dot(P_ref[n, b, h, :, :], R, parts, rest=rest)
+    O += dot(P, R, parts, rest=rest)
     o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
     whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
     return next_state(S, K, R, rest, decay, whole, parts)
@@ -60,7 +63,7 @@ def _body(q_ref, k_ref, v_ref, P_ref, *refs, given, group, scale, block_k, block
 
 
 def forward(
-  q, k, v, beta, X, P, g, documents, S0, decayed=None, *, scale, tile=None, interpret=False
+  q, k, v, beta, X, P, g, documents, S0, decayed=None, *, chunk, scale, tile=None, interpret=False
 ):
   """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16.
 
@@ -74,8 +77,9 @@ def forward(
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _body,
-    given=[x is not None for x in (beta, X, g, documents, whole, k_into)],
+    given=[x is not None for x in (P, beta, X, g, documents, whole, k_into)],
     group=Hv // H,
+    chunk=chunk,
     scale=scale,
     block_k=min(tile.block_k, dk),
     block_v=block_v,

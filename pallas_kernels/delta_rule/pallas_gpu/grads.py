@@ -81,13 +81,14 @@ def _body(p, scale):
 
 
 def grads(
-  q, k, v, beta, g, documents, P, R, dY, do, states, dstates, *, scale, tile=None, interpret=False
-):
+  q, k, v, beta, g, documents, P, R, dY, do, states, dstates,
+  *, chunk, scale, tile=None, interpret=False
+):  # fmt: skip
   """(dq, dk, dv, dbeta, dg) in the inputs' dtypes; dq and dk summed over a key's value heads.
 
   Of linear attention, beta None, there is no dbeta, and dv is what `dstates` calls dY.
   """
-  full, erases = g is not None or documents is not None, beta is not None
+  full, erases = g is not None, beta is not None
   of_rule = dict(beta=beta, R=R, dY=dY, g=g, documents=documents)
   outputs = key_shapes(k, v)
   if erases:
@@ -97,10 +98,11 @@ def grads(
   found = run(
     "grads",
     _body,
-    dict(q=q, k=k, v=v, P=P, do=do, states=states, dstates=dstates) | of_rule,
+    dict(q=q, k=k, v=v, P=P if g is not None else None, do=do, states=states, dstates=dstates)
+    | of_rule,
     outputs,
     tile=tile or tile_for("grads", k, full=full, erases=erases),
-    chunk=P.shape[-1],
+    chunk=chunk,
     channels=False,
     interpret=interpret,
     scale=scale,

@@ -1,7 +1,7 @@
 """What the fused kernels need of every chunk: scores P = scale Q K^T, and X = (I + A)^-1.
 
-Where key channels decay also the queries and keys with their decays, of which the other kernels
-then need none.
+Scores only where the kernels with a state do not compute them themselves. Where key channels decay
+also the queries and keys with their decays, of which the other kernels then need none.
 """
 
 import functools
@@ -21,15 +21,14 @@ from pallas_kernels.delta_rule.pallas_gpu.channels import (
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids
 from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape, store_inverse
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot, gram
-from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+from pallas_kernels.delta_rule.pallas_gpu.tiles import call, scores_in_place, tile_for
 
 
-def _intra_body(q_ref, k_ref, *refs, given, channels, group, scale, block_k, precision):
-  # -> P = scale QK^T with masks and decays [N B Hv C C], X likewise unless precision is None, and
-  # what `Decayed` has if there are channels
-  beta_ref, g_ref, documents_ref, (P_ref, *refs) = pick(refs, *given)
-  X_ref, decayed_refs = pick(refs, precision is not None)
-  chunk = P_ref.shape[-1]
+def _intra_body(*refs, given, chunk, channels, group, scale, block_k, precision):
+  # q? [B L H dk], k [B L H dk] -> P = scale QK^T with masks and decays [N B Hv C C] if there is a
+  # q, X likewise unless precision is None, and what `Decayed` has if there are channels
+  q_ref, k_ref, beta_ref, g_ref, documents_ref, refs = pick(refs, *given)
+  P_ref, X_ref, decayed_refs = pick(refs, q_ref is not None, precision is not None)
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, zero, iotas, decay = load_chunk(
@@ -54,7 +53,7 @@ def _intra_body(q_ref, k_ref, *refs, given, channels, group, scale, block_k, pre
   if X_ref is not None:
     scores = decay.inside() * beta[:, None]
     store_inverse(X_ref, (n, b, h), grams, scores, precision, iotas, zero)
-  if not channels:
+  if P_ref is not None and not channels:
     P = jnp.zeros((chunk, chunk), F32)
     store_scores(lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, P))
 
@@ -64,30 +63,38 @@ def intra(
 ):
   """(P, X, `Decayed`) of every chunk in k's dtype.
 
-  P is [N B Hv C C]; X has an axis before its last two: for float32 it is the sum of two matrices.
-  X is None if inverse_precision is, and there need be no beta; the last unless channels decay.
+  P is [N B Hv C C], or None without gates where `scores_in_place`; X has an axis before its last
+  two: for float32 it is the sum of two matrices. X is None if inverse_precision is, and there need
+  be no beta; the last unless channels decay.
   """
   B, L, H, dk = k.shape
   Hv = v.shape[2]
+  # With gates the exponentials would be repeated for every block of values.
+  scores = g is not None or not scores_in_place(k)
+  if not scores and inverse_precision is None:
+    return None, None, None
   kernel = "scores" if inverse_precision is None else "intra"
   channels, erases = g is not None and g.ndim == 4, beta is not None
-  full = g is not None or documents is not None
-  tile = tile or tile_for(kernel, k, full=full, erases=erases, channels=channels)
+  tile = tile or tile_for(kernel, k, full=g is not None, erases=erases, channels=channels)
   body = functools.partial(
     _intra_body,
-    given=[x is not None for x in (beta, g, documents)],
+    given=[scores, True, *(x is not None for x in (beta, g, documents))],
+    chunk=chunk,
     channels=channels,
     group=Hv // H,
     scale=scale,
     block_k=min(tile.block_k, dk),
     precision=inverse_precision,
   )
-  out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)]
+  out_shape = []
+  if scores:
+    out_shape.append(jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype))
   if inverse_precision is not None:
     out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
   if channels:
     out_shape += decayed_shapes(k, Hv, chunk, erases)
   options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, erases=erases)
-  P, *out = call(kernel, body, (q, k, beta, g, documents), out_shape, **options)
-  X, decayed = pick(out, inverse_precision is not None)
+  args = (q if scores else None, k, beta, g, documents)
+  out = call(kernel, body, args, out_shape, **options)
+  P, X, decayed = pick(out, scores, inverse_precision is not None)
   return P, X, Decayed(*decayed) if channels else None

@@ -138,7 +138,7 @@ def tile_for(kernel, k, full=False, erases=True, channels=False):
   A GPU that has neither takes OTHER, and a warning says so once.
 
   Args:
-    full: with gates or documents, whose decays take registers; tiles "full_..." are for these.
+    full: with gates, whose decays take registers; tiles "full_..." are for these.
     erases: the delta rule; tiles "linear_..." are for linear attention.
     channels: with gates of key channels, for which tiles "channels_..." are.
   """
@@ -150,6 +150,17 @@ def tile_for(kernel, k, full=False, erases=True, channels=False):
   name = next((kind + kernel for kind in kinds if kind + kernel in table), kernel)
   measured = measured_tiles.find(name, *key)
   return Tile(*measured) if measured else table[name]
+
+
+def scores_in_place(k):
+  """Whether kernels that carry a state compute the scores of a chunk, without gates, themselves.
+
+  They need q and k anyway: P is neither written nor read, and q not read for it. H100, d = 128: as
+  many blocks and barriers as with a P that is loaded (169 registers for 110 in `fwd`, 168 for 94 in
+  `dstates`). On A100 280 and 144 bytes would spill, on B200 `fwd` has 125 barriers for 68, and at
+  d = 256 328 bytes spill on H100.
+  """
+  return table_for(gpu.device_kind())[_key(k.dtype.name, k.shape[-1])] is _H100_BF16
 
 
 def alternatives(dtype, dk):

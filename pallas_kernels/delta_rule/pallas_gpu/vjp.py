@@ -1,8 +1,9 @@
 """Differentiable delta rule and linear attention on NVIDIA GPUs (Pallas, Triton lowering).
 
 One program per (head, value block, sequence) carries the state over all chunks. Kept for the
-backward: the inputs, the inverses X and the scores P (each C/dk of k's size); R and per-chunk
-states are recomputed, with gates of channels the scores too, beside the decayed q and k.
+backward: the inputs, the inverses X and, with gates or in float32, the scores P (each C/dk of k's
+size); R and per-chunk states are recomputed, with gates of channels the scores too, beside the
+decayed q and k.
 """
 
 import functools
@@ -31,49 +32,30 @@ class _Options(NamedTuple):
 
 
 def _save(q, k, v, beta, g, documents, S0, *, options):
-  P, X, decayed = intra(
-    q, k, v, beta, g, documents,
-    scale=options.scale,
-    chunk=options.chunk,
-    inverse_precision=options.inverse_precision,
-    interpret=options.interpret,
-  )  # fmt: skip
-  out = forward(
-    q, k, v, beta, X, P, g, documents, S0, decayed,
-    scale=options.scale,
-    interpret=options.interpret,
-  )  # fmt: skip
+  scale, chunk, inverse_precision, interpret = options
+  how = dict(scale=scale, chunk=chunk, interpret=interpret)
+  P, X, decayed = intra(q, k, v, beta, g, documents, inverse_precision=inverse_precision, **how)
+  out = forward(q, k, v, beta, X, P, g, documents, S0, decayed, **how)
   return tuple(out), (X, P if decayed is None else None)
 
 
 def _backward(args, residuals, cotangents, *, options):
   q, k, v, beta, g, documents, S0 = args
   (X, P), (do, dS) = residuals, cotangents
-  scale, interpret, decayed = options.scale, options.interpret, None
-  if P is None:
-    P, _, decayed = intra(
-      q, k, v, beta, g, documents,
-      scale=scale,
-      chunk=options.chunk,
-      inverse_precision=None,
-      interpret=interpret,
-    )  # fmt: skip
-  before, *R = states(
-    k, v, beta, X, g, documents, S0, decayed, chunk=options.chunk, interpret=interpret
-  )
-  dY, after, dS0 = dstates(
-    q, k, v, beta, X, P, g, documents, do, dS, decayed, scale=scale, interpret=interpret
-  )
+  scale, chunk, _, interpret = options
+  how = dict(scale=scale, chunk=chunk, interpret=interpret)
+  decayed = None
+  if g is not None and g.ndim == 4:
+    P, _, decayed = intra(q, k, v, beta, g, documents, inverse_precision=None, **how)
+  before, *R = states(k, v, beta, X, g, documents, S0, decayed, chunk=chunk, interpret=interpret)
+  dY, after, dS0 = dstates(q, k, v, beta, X, P, g, documents, do, dS, decayed, **how)
   # Of linear attention R is v, and dY its gradient.
   R, of_R = (R[0], dY) if R else (None, None)
   of_states = (R, of_R, do, before, after)
-  how = dict(scale=scale, interpret=interpret)
   if decayed is None:
     dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, documents, P, *of_states, **how)
   else:
-    dq, dk, dv, dbeta, dg = channel_grads.grads(
-      q, k, v, beta, g, documents, *of_states, chunk=options.chunk, **how
-    )
+    dq, dk, dv, dbeta, dg = channel_grads.grads(q, k, v, beta, g, documents, *of_states, **how)
   dv = dY if dv is None else dv
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
