@@ -56,6 +56,10 @@ H100_COUNTS = {
     delta_rule_grads=(200, 28, 0, "m64n64", 2),
     linear_attention_fwd=(174, 13, 44, "m64n32 m64n64", 2),
   ),
+  "full": dict(
+    delta_rule_dstates=(134, 42, 60, "m64n32", 2),
+    delta_rule_grads=(255, 79, 0, "m64n64", 2),
+  ),
   "gates of channels": dict(
     delta_rule_intra=(238, 42, 0, "m64n32 m64n64", 2),
     delta_rule_fwd=(138, 21, 0, "m64n32", 3),

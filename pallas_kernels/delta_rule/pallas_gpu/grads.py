@@ -11,7 +11,6 @@ from jax import lax
 from pallas_kernels.delta_rule.pallas_gpu.chunk import (
   row_gates,
   scale_rows,
-  score_gates,
   strict_lower,
 )
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
@@ -27,33 +26,36 @@ def _body(p, scale):
     K = p.k[*p.keys(i)]
     return G + dot(K, K, p.parts, NT)
 
-  M = dP * p.P[p.n, p.b, p.h, :, :].astype(F32) if has_g else None
   # From here on dP, dA and dG are gradients of Q K^T and K K^T before masks and decays.
   inside = p.decay.inside()
   dP = (dP * inside * scale).astype(dtype)
+  # The gradient of b, the summed log decay: q_i and the erasing beta k_i stand beside e^{b_i}, the
+  # k_j that they meet beside e^{-b_j}.
+  db = p.zeros()
   if p.erases:
     dA = strict_lower(dA * inside, p.iotas)
     G = lax.fori_loop(0, p.key_blocks, over_gram, p.zeros(p.chunk))
     dbeta += jnp.sum(dA * G, axis=1)
     dG = dA * p.beta[:, None]
-    M = M + dG * G if has_g else None
+    if has_g:
+      db += jnp.sum(dG * G, axis=1) - jnp.sum(dG * G, axis=0)
     # Strictly lower, so that the sum is exact: one product takes the place of dG K and dG^T K.
     dG = dG.astype(dtype)
     dG += dG.T
-  if has_g:
-    dg = score_gates(M, p.parts, p.iotas)
 
   def over_keys(i, carry):
-    erased, start_terms, end_terms, whole = carry
+    erased, db, end_terms, whole = carry
     Q, K = p.q[*p.keys(i)], p.k[*p.keys(i)]
     dQ = scale_rows(p.product(p.do, p.states, i), p.decay.start) * scale
+    dQ += dot(dP, K, p.parts)
+    p.dq[*p.keys(i, False)] = dQ.astype(p.dq.dtype)
+    dK = dot(dP, Q, p.parts, TN)
     if has_g:
-      start_terms += jnp.sum(dQ * Q.astype(F32), axis=1)
-    p.dq[*p.keys(i, False)] = (dQ + dot(dP, K, p.parts)).astype(p.dq.dtype)
+      db += jnp.sum(dQ * Q.astype(F32) - dK * K.astype(F32), axis=1)
     dK_end = scale_rows(p.product(p.R, p.dstates, i), p.decay.end)
     if has_g:
       end_terms += jnp.sum(dK_end * K.astype(F32), axis=1)
-    dK = dK_end + dot(dP, Q, p.parts, TN)
+    dK += dK_end
     if p.erases:
       dK += dot(dG, K, p.parts)
       dK_start = -scale_rows(p.product(p.dY, p.states, i), p.decay.start)
@@ -68,20 +70,19 @@ def _body(p, scale):
         return whole + jnp.sum(S * p.dstates[*p.state(i, j)].astype(F32))
 
       whole = lax.fori_loop(0, p.value_blocks, trace, whole)
-    return erased, start_terms, end_terms, whole
+    return erased, db, end_terms, whole
 
-  carry = (p.zeros(), p.zeros(), p.zeros(), jnp.float32(0.0))
-  erased, start_terms, end_terms, whole = lax.fori_loop(0, p.key_blocks, over_keys, carry)
+  carry = (p.zeros(), db, p.zeros(), jnp.float32(0.0))
+  erased, db, end_terms, whole = lax.fori_loop(0, p.key_blocks, over_keys, carry)
   if p.erases:
     p.dbeta[p.b, p.rows, p.h] = dbeta + erased
-    start_terms += erased * p.beta
+    db += erased * p.beta
   if has_g:
-    of_rows = row_gates(start_terms, end_terms, whole * p.decay.whole, p.iotas)
-    p.dg[p.b, p.rows, p.h] = dg + of_rows
+    p.dg[p.b, p.rows, p.h] = row_gates(db, end_terms, whole * p.decay.whole, p.iotas)
 
 
 def grads(
-  q, k, v, beta, g, documents, P, R, dY, do, states, dstates,
+  q, k, v, beta, g, documents, R, dY, do, states, dstates,
   *, chunk, scale, tile=None, interpret=False
 ):  # fmt: skip
   """(dq, dk, dv, dbeta, dg) in the inputs' dtypes; dq and dk summed over a key's value heads.
@@ -98,8 +99,7 @@ def grads(
   found = run(
     "grads",
     _body,
-    dict(q=q, k=k, v=v, P=P if g is not None else None, do=do, states=states, dstates=dstates)
-    | of_rule,
+    dict(q=q, k=k, v=v, do=do, states=states, dstates=dstates) | of_rule,
     outputs,
     tile=tile or tile_for("grads", k, full=full, erases=erases),
     chunk=chunk,

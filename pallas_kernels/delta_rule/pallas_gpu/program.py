@@ -11,7 +11,7 @@ from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call
 
 _NAMES = (
-  *("q", "k", "v", "do", "P", "states", "dstates", "g", "documents", "beta", "R", "dY", "dP", "dA"),
+  *("q", "k", "v", "do", "states", "dstates", "g", "documents", "beta", "R", "dY", "dP", "dA"),
   *("dq", "dk", "dv", "dbeta", "dg"),
 )
 
@@ -19,8 +19,8 @@ _NAMES = (
 class Program:
   """One program of a (chunk, head): its refs by name, where its blocks lie in them, its decays.
 
-  q, k [B L H dk], v, do [B L Hv dv], P [N B Hv C C], states, dstates [N B Hv dk dv], g [B L Hv] or
-  [B L Hv dk], documents [B L]; beta [B L Hv], R, dY [B L Hv dv] of the delta rule; dP, dA like P;
+  q, k [B L H dk], v, do [B L Hv dv], states, dstates [N B Hv dk dv], g [B L Hv] or [B L Hv dk],
+  documents [B L]; beta [B L Hv], R, dY [B L Hv dv] of the delta rule; dP, dA [N B Hv C C];
   dq, dk [B L Hv dk], dv, dbeta, dg like what they are of. None if it was not given. Of beta, not
   its ref but that of the chunk, [C].
   """

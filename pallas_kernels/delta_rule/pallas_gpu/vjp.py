@@ -53,7 +53,7 @@ def _backward(args, residuals, cotangents, *, options):
   R, of_R = (R[0], dY) if R else (None, None)
   of_states = (R, of_R, do, before, after)
   if decayed is None:
-    dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, documents, P, *of_states, **how)
+    dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, documents, *of_states, **how)
   else:
     dq, dk, dv, dbeta, dg = channel_grads.grads(q, k, v, beta, g, documents, *of_states, **how)
   dv = dY if dv is None else dv
