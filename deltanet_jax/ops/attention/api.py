@@ -47,7 +47,7 @@ def causal_attention(
     raise ValueError(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
-  implementation = implementation or _fastest(q, k, v, window, segment_ids)
+  implementation = implementation or _fastest(q, k, v, segment_ids)
   documents = None if segment_ids is None else number_documents(segment_ids)
   if implementation not in _KERNELS:
     return masked_attention(q, k, v, documents, window, implementation)
@@ -57,19 +57,18 @@ def causal_attention(
   return kernel(q, k, v, documents, window=window, interpret=interpret)
 
 
-def _fastest(q, k, v, window, segment_ids):
+def _fastest(q, k, v, segment_ids):
   """The platform's fastest implementation for these inputs."""
   platform = target_platform()
-  if platform == "tpu" and not refusal("pallas_tpu", q, k, v, window):
+  if platform == "tpu" and not refusal("pallas_tpu", q, k, v):
     return "pallas_tpu"
   # Not only `target_platform`: JAX asks the installed cuDNN for its version while tracing.
   has_cudnn = platform == "gpu" and jax.default_backend() == "gpu" and _cudnn_serves(q)
   if has_cudnn and segment_ids is None:
     return "cudnn"
-  if platform == "gpu" and not refusal("pallas_gpu", q, k, v, window):
+  if platform == "gpu" and not refusal("pallas_gpu", q, k, v):
     return "pallas_gpu"
-  # A window over documents, which no kernel has: the mask is dense, the products are not.
-  return "cudnn" if has_cudnn else portable(q)
+  return portable(q)
 
 
 def _cudnn_serves(q):

@@ -1,0 +1,69 @@
+"""Causal attention on NVIDIA GPUs: tiles of each chip, and rows padded to them."""
+
+from typing import NamedTuple
+
+from pallas_kernels import gpu
+from pallas_kernels.attention import gpu_kernels
+from pallas_kernels.attention.checks import check_inputs
+from pallas_kernels.attention.library import attend
+from pallas_kernels.attention.seen import first_keys, last_queries
+from pallas_kernels.platform import only_on
+from pallas_kernels.tiling import pad_axis, round_up
+
+
+class Tile(NamedTuple):
+  own: int  # tokens of a program
+  step: int  # of the other side that it takes at a time
+  warps: int
+  stages: int = 1  # of a loop's loads that are in flight at once; 1 loads nothing ahead
+
+
+OTHER = {64: dict(fwd=Tile(128, 64, 4), bwd=Tile(64, 64, 4)),
+         128: dict(fwd=Tile(128, 64, 8), bwd=Tile(64, 64, 8))}
+
+
+def _power_of_two(size):
+  return max(16, 1 << (size - 1).bit_length())
+
+
+def tile_for(kernel, length, head_size):
+  tile = OTHER[max(64, head_size)][kernel]
+  most = _power_of_two(length)
+  return tile._replace(own=min(tile.own, most), step=min(tile.step, most))
+
+
+def attention_gpu(q, k, v, documents=None, *, window=None, interpret=False):
+  """softmax(q k^T / sqrt(d)) v over the tokens of the same document up to the current one.
+
+  Args:
+    q: [B, L, H, d] bfloat16 or float16; k, v: [B, L, Hk, d], Hk a divisor of H.
+    documents: [B, L] int32, ascending, or None.
+    window: how many keys a token sees, its own included; None is all.
+  """
+  check_inputs("pallas_gpu", q, k, v)
+  L, d = q.shape[1], q.shape[3]
+  size = _power_of_two(d)
+  tiles = {kernel: tile_for(kernel, L, size) for kernel in ("fwd", "bwd")}
+  Lp = round_up(L, max(tile.own for tile in tiles.values()))
+  # Padded tokens come last: no query that counts sees them.
+  pad = lambda x: pad_axis(pad_axis(x, 1, Lp), 3, size)
+  take = lambda x: x[:, :L, :, :d]
+  options = dict(scale=d**-0.5, interpret=interpret)
+
+  def forward(q, k, v, documents, save):
+    first = first_keys(documents, q.shape[0], Lp, window)
+    o, sums = gpu_kernels.forward(
+      pad(q), pad(k), pad(v), first, tile=tiles["fwd"], save=save, **options
+    )
+    return take(o), sums
+
+  def backward(q, k, v, documents, o, sums, do):
+    first = first_keys(documents, q.shape[0], Lp, window)
+    last = last_queries(documents, q.shape[0], Lp, window)
+    grads = gpu_kernels.backward(
+      pad(q), pad(k), pad(v), first, last, pad(o), sums, pad(do), tile=tiles["bwd"], **options
+    )
+    return [take(x) for x in grads]
+
+  q = q if interpret else only_on(q, "cuda", "attention_gpu")
+  return attend(forward, backward, q, k, v, documents, window)
