@@ -18,16 +18,39 @@ class Tile(NamedTuple):
   stages: int = 1  # of a loop's loads that are in flight at once; 1 loads nothing ahead
 
 
-OTHER = {64: dict(fwd=Tile(128, 64, 4), bwd=Tile(64, 64, 4)),
-         128: dict(fwd=Tile(128, 64, 8), bwd=Tile(64, 64, 8))}
+# By padded head size, at least 64; chosen by compiling for each chip (`README.md`, Attention). A block
+# of 128 tokens reads the other side's half as often as one of 64, and loads one step ahead.
+# GPUs without a table of their own: nothing is loaded ahead, 48 KiB of shared memory at most.
+OTHER = {
+  64: dict(fwd=Tile(128, 64, 4), bwd=Tile(64, 32, 4)),
+  128: dict(fwd=Tile(128, 64, 8), bwd=Tile(32, 32, 4)),
+}
+H100 = {
+  64: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(64, 64, 4, 2)),
+  128: dict(fwd=Tile(128, 128, 8, 2), bwd=Tile(128, 64, 8, 2)),
+}
+A100 = {
+  64: dict(fwd=Tile(128, 64, 4, 2), bwd=Tile(64, 32, 4, 2)),
+  128: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(64, 64, 8, 2)),
+}
+# Its products are of 128 rows, or at half the rate.
+B200 = {
+  64: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(128, 64, 8, 2)),
+  128: dict(fwd=Tile(128, 128, 8, 2), bwd=Tile(128, 64, 8, 2)),
+}
+# By a part of the name that jax gives a GPU.
+TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 
 
 def _power_of_two(size):
   return max(16, 1 << (size - 1).bit_length())
 
 
-def tile_for(kernel, length, head_size):
-  tile = OTHER[max(64, head_size)][kernel]
+def tile_for(kernel: str, length: int, head_size: int) -> Tile:
+  """The tile of "fwd" or "bwd" on the GPU that is compiled for, no longer than rows need."""
+  kind = gpu.device_kind() or ""
+  table = next((table for name, table in TILES.items() if name in kind), OTHER)
+  tile = table[max(64, _power_of_two(head_size))][kernel]
   most = _power_of_two(length)
   return tile._replace(own=min(tile.own, most), step=min(tile.step, most))
 
@@ -43,7 +66,7 @@ def attention_gpu(q, k, v, documents=None, *, window=None, interpret=False):
   check_inputs("pallas_gpu", q, k, v)
   L, d = q.shape[1], q.shape[3]
   size = _power_of_two(d)
-  tiles = {kernel: tile_for(kernel, L, size) for kernel in ("fwd", "bwd")}
+  tiles = {kernel: tile_for(kernel, L, d) for kernel in ("fwd", "bwd")}
   Lp = round_up(L, max(tile.own for tile in tiles.values()))
   # Padded tokens come last: no query that counts sees them.
   pad = lambda x: pad_axis(pad_axis(x, 1, Lp), 3, size)

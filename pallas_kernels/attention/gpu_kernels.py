@@ -34,19 +34,31 @@ def _div(a, n):
   return lax.div(a, lax.full_like(a, n))  # a Python number would divide in 64 bits under x64
 
 
-def _over_blocks(start, clear, until, end, add, carry):
-  """add(block, masked, carry) for the blocks start .. end, of which clear .. until need no mask.
+def _loop(count, times, body, carry):
+  """body(time, n, carry) for n < count, `times` times over: one loop, two would keep more."""
+  if times == 1:
+    return lax.fori_loop(jnp.zeros_like(count), count, functools.partial(body, 0), carry)
+
+  def step(n, carry):
+    time = lax.div(n, count)
+    return body(time, n - time * count, carry)
+
+  return lax.fori_loop(jnp.zeros_like(count), count * times, step, carry)
+
+
+def _over_blocks(start, clear, until, end, times, add, carry):
+  """add(time, block, masked, carry) for blocks start .. end; clear .. until of them need no mask.
 
   Those that do come first, and of them the last ones: a query's own key, which it does see.
   """
   last = end - until
 
-  def masked(n, carry):
+  def masked(time, n, carry):
     before = (n >= last).astype(I32)
-    return add(until + n - before * (end - start), True, carry)
+    return add(time, until + n - before * (end - start), True, carry)
 
-  carry = lax.fori_loop(jnp.zeros_like(last), last + clear - start, masked, carry)
-  return lax.fori_loop(clear, until, lambda j, carry: add(j, False, carry), carry)
+  carry = _loop(last + clear - start, times, masked, carry)
+  return _loop(until - clear, times, lambda x, n, carry: add(x, clear + n, False, carry), carry)
 
 
 def _over_keys(first_ref, b, i, tile, add, carry):
@@ -56,7 +68,7 @@ def _over_keys(first_ref, b, i, tile, add, carry):
   diagonal = _div(i * own, step)
   clear = _div(first_ref[b, i * own + own - 1] + (step - 1), step)
 
-  def block(j, masked, carry):
+  def block(_, j, masked, carry):
     see = None
     if masked:
       key = lax.broadcasted_iota(I32, (own, step), 1) + j * step
@@ -65,26 +77,26 @@ def _over_keys(first_ref, b, i, tile, add, carry):
     return add(pl.ds(j * step, step), see, carry)
 
   clear = jnp.minimum(clear, diagonal)
-  return _over_blocks(start, clear, diagonal, diagonal + own // step, block, carry)
+  return _over_blocks(start, clear, diagonal, diagonal + own // step, 1, block, carry)
 
 
-def _over_queries(last_ref, b, j, tile, add, carry):
-  """The same for the queries that see block j of keys."""
+def _over_queries(last_ref, b, j, heads, tile, add, carry):
+  """add(head, tokens, see, carry) for the queries of each head that see block j of keys."""
   own, step = tile.own, tile.step
   start = _div(j * own, step)
   end = _div(last_ref[b, j * own + own - 1], step) + 1
   until = _div(last_ref[b, j * own] + 1, step)
 
-  def block(i, masked, carry):
+  def block(head, i, masked, carry):
     see = None
     if masked:
       key = lax.broadcasted_iota(I32, (own, step), 0) + j * own
       query = lax.broadcasted_iota(I32, (own, step), 1) + i * step
       see = (query <= last_ref[b, pl.ds(j * own, own)][:, None]) & (key <= query)
-    return add(pl.ds(i * step, step), see, carry)
+    return add(head, pl.ds(i * step, step), see, carry)
 
   clear = start + own // step
-  return _over_blocks(start, clear, jnp.maximum(until, clear), end, block, carry)
+  return _over_blocks(start, clear, jnp.maximum(until, clear), end, heads, block, carry)
 
 
 def _forward_body(first_ref, q_ref, k_ref, v_ref, o_ref, *sums_refs, tile, group, scale, interpret):
@@ -126,47 +138,39 @@ def _backward_body(
   dtype = q_ref.dtype
   zeros = jnp.zeros((own, d), F32)
 
-  def of_heads(f, carry):
-    """f(h, carry) for the heads that share these keys."""
-    if group == 1:
-      return f(hk, carry)
-    return lax.fori_loop(hk * group, hk * group + group, f, carry)
-
   K, V = k_ref[b, rows, hk, :], v_ref[b, rows, hk, :]
 
-  def of_keys(h, carry):
-    def add(queries, see, carry):
-      dK, dV = carry
-      Q, dO = q_ref[b, queries, h, :], do_ref[b, queries, h, :]
-      # Keys by queries: what is transposed otherwise would be a sum of products in registers.
-      P = jnp.exp2(dot(K, Q, NT) * scale_2 - sums_ref[b, h, queries][None, :])
-      P = P if see is None else jnp.where(see, P, 0.0)
-      dV += dot(P.astype(dtype), dO, NN)
-      dS = P * (dot(V, dO, NT) - delta_ref[b, h, queries][None, :])
-      return dK + dot(dS.astype(dtype), Q, NN), dV
+  def of_keys(head, queries, see, carry):
+    dK, dV = carry
+    h = hk * group + head
+    Q, dO = q_ref[b, queries, h, :], do_ref[b, queries, h, :]
+    # Keys by queries: the products with P and dS then need no transpose of what is in registers.
+    P = jnp.exp2(dot(K, Q, NT) * scale_2 - sums_ref[b, h, queries][None, :])
+    P = P if see is None else jnp.where(see, P, 0.0)
+    dV += dot(P.astype(dtype), dO, NN)
+    dS = P * (dot(V, dO, NT) - delta_ref[b, h, queries][None, :])
+    return dK + dot(dS.astype(dtype), Q, NN), dV
 
-    return _over_queries(last_ref, b, n, tile, add, carry)
-
-  dK, dV = of_heads(of_keys, (zeros, zeros))
+  dK, dV = _over_queries(last_ref, b, n, group, tile, of_keys, (zeros, zeros))
   dk_ref[b, rows, hk, :] = (dK * scale).astype(dtype)
   dv_ref[b, rows, hk, :] = dV.astype(dtype)
 
-  def of_queries(h, carry):
+  def of_head(head, _):
+    h = hk * group + head
     Q, dO = q_ref[b, rows, h, :], do_ref[b, rows, h, :]
     sums, delta = sums_ref[b, h, rows][:, None], delta_ref[b, h, rows][:, None]
 
-    def add(keys, see, dQ):
+    def of_queries(keys, see, dQ):
       K, V = k_ref[b, keys, hk, :], v_ref[b, keys, hk, :]
       P = jnp.exp2(dot(Q, K, NT) * scale_2 - sums)
       P = P if see is None else jnp.where(see, P, 0.0)
       dS = P * (dot(dO, V, NT) - delta)
       return dQ + dot(dS.astype(dtype), K, NN)
 
-    dQ = _over_keys(first_ref, b, n, tile, add, zeros)
+    dQ = _over_keys(first_ref, b, n, tile, of_queries, zeros)
     dq_ref[b, rows, h, :] = (dQ * scale).astype(dtype)
-    return carry
 
-  of_heads(of_queries, None)
+  lax.fori_loop(jnp.int32(0), jnp.int32(group), of_head, None)
 
 
 def _call(body, name, args, out_shape, grid, tile, interpret, **options):
@@ -206,7 +210,7 @@ def backward(q, k, v, first, last, o, sums, do, *, tile, scale, interpret):
   """dq, dk, dv, of arguments and results of `forward`; last: [B L], a key's last query."""
   B, L, H, _ = q.shape
   Hk = k.shape[2]
-  delta = jnp.einsum("blhd,blhd->bhl", o, do, preferred_element_type=F32)
+  delta = jnp.sum(o.astype(F32) * do.astype(F32), axis=3).swapaxes(1, 2)
   return _call(
     _backward_body,
     "attention_bwd",
