@@ -168,9 +168,10 @@ def _others(name, sizes, options):
   attend = lambda implementation, **more: (
     lambda **x: (causal_attention(**x, implementation=implementation, **more),)
   )
-  windows = (("plain", None),) + ((("window", max(L // 3, 1)),) if name == "pallas_tpu" else ())
-  for inputs, window in (*windows, ("full", None)):
-    more = dict(segment_ids=ids) if inputs == "full" else {}
+  window = max(L // 3, 1)
+  kinds = dict(plain=(None, {}), window=(window, {}), full=(None, dict(segment_ids=ids)))
+  kinds["full window"] = (window, dict(segment_ids=ids))
+  for inputs, (window, more) in kinds.items():
     run, plain = attend(name, window=window, **options), attend("plain", window=window)
     yield Case(f"attention {name}", inputs, "bfloat16", arrays | more, run, plain, plain)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pallas_kernels import gpu
 from pallas_kernels.attention import gpu_kernels
 from pallas_kernels.attention.checks import check_inputs
-from pallas_kernels.attention.library import attend
+from pallas_kernels.attention.vjp import attend
 from pallas_kernels.attention.seen import first_keys, last_queries
 from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import pad_axis, round_up

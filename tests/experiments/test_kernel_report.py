@@ -71,7 +71,7 @@ def report(target, inputs, dtype="bfloat16"):
   with Worker(targets.one(target), dump=True) as worker:
     for program in kernel_cases.PROGRAMS[platform]:
       case = kernel_cases.Case(program, dtype, 128, 128, chunk, inputs).normal(target)
-      if not case.served:
+      if not case.served(target):
         continue
       found = worker.call(kernel_programs.measure, target, case)
       rows += [key | figures for key, figures in found]

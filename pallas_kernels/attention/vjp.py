@@ -1,4 +1,4 @@
-"""What both of jax's kernels need around them: derivatives, and the settings they were made for."""
+"""Attention by kernels and its derivatives of any order."""
 
 import functools
 
