@@ -1,13 +1,13 @@
 """Causal attention on NVIDIA GPUs: heads are read from [B L H d] where they lie.
 
-Grid (block of tokens, head, row). A program owns a block and takes the other side's tokens, keys for
-queries and queries for keys, some at a time. In the backward it owns the same block twice, first
-as keys (dk, dv) and then as queries (dq): one kernel, so that q, k, v and do cross HBM once, and
-every block has the same work, as many queries after it as there are keys before it.
+Grid (block of tokens, head, row). A program owns a block and takes the other side's tokens, keys
+for queries and queries for keys, some at a time. In the backward it owns the same block twice,
+first as keys (dk, dv) and then as queries (dq): one kernel, so that q, k, v and do cross HBM once
+and all programs have like work, the fewer queries after a block the more keys before it.
 
-What a query sees is two numbers, its first key (the later of window and document) and itself; what
-sees a key is likewise the key itself and its last query. So a mask is two comparisons, blocks that
-nobody sees are skipped, and blocks that are seen whole have no mask.
+A query sees the keys from its first, the later of window and document, to itself, and a key is seen
+by the queries from itself to its last. So a mask is two comparisons, blocks that are not seen are
+skipped, and those that are seen whole have no mask.
 """
 
 import functools

@@ -8,8 +8,8 @@ from jax import lax
 
 from pallas_kernels.attention import tpu_kernels
 from pallas_kernels.attention.checks import check_inputs
-from pallas_kernels.attention.vjp import attend
 from pallas_kernels.attention.seen import first_keys
+from pallas_kernels.attention.vjp import attend
 from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import LANES, pad_axis, round_up
 

@@ -31,11 +31,11 @@ def causal_attention(
   Args:
     window: how many keys a token sees, its own included; None is all.
     implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
-      "cudnn" of `jax.nn.dot_product_attention`, "pallas_tpu" (our own kernels) or "pallas_gpu" of
-      jax's Pallas operators. A named one runs or raises. None takes, for half precision, pallas_tpu
-      on a TPU, and on a GPU cudnn, or pallas_gpu where rows hold documents or there is no
-      GPU to ask for its cuDNN; and where these do not serve xla for float32 and plain else: xla
-      rounds float64 to float32, and its gradient for bfloat16 mixes dtypes, which strict promotion
+      "cudnn" of `jax.nn.dot_product_attention`, "pallas_tpu" or "pallas_gpu", our own kernels. A
+      named one runs or raises. None takes, for half precision, pallas_tpu on a TPU, and on a GPU
+      cudnn, or pallas_gpu where rows hold documents or there is no GPU to ask for its cuDNN, with a
+      window or without; and where these do not serve xla for float32 and plain else: xla rounds
+      float64 to float32, and its gradient for bfloat16 mixes dtypes, which strict promotion
       forbids.
     interpret: runs a Pallas kernel on the CPU; refused by implementations without one.
   """
