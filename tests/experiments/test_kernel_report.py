@@ -50,6 +50,8 @@ H100_COUNTS = {
     delta_rule_states=(230, 16, 34, "m64n64", 2),
     delta_rule_dstates=(94, 27, 54, "m64n32", 2),
     delta_rule_grads=(168, 28, 0, "m64n64", 3),
+    attention_fwd=(222, 7, 64, "m64n128", 1),
+    attention_bwd=(255, 17, 72, "m64n64 m64n128", 1),
   ),
   "gates of channels": dict(
     delta_rule_intra=(238, 42, 0, "m64n32 m64n64", 2),
@@ -110,6 +112,23 @@ def test_attention_keeps_its_counts_on_tpu(target):
       assert row["compiles"], (key, row["error"])
       assert row["loop_bundles"] == pytest.approx(bundles, rel=COUNTS_HELD), key
       assert row["bytes_over_minimum"] <= 1.15 and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["h100", "a100", "b200"])
+def test_attention_on_gpu_spills_nothing(target):
+  """With documents, and each array crosses HBM once; blocks per core are what chose the tiles."""
+  blocks = {}
+  with Worker(targets.one(target), dump=True) as worker:
+    for d in (64, 128):
+      for program in ("attention forward", "attention backward"):
+        case = kernel_cases.Case(program, "bfloat16", d, d, None, "full")
+        ((key, row),) = worker.call(kernel_programs.measure, target, case)
+        assert row["compiles"], (key, row["error"])
+        assert row["spill_bytes"] == 0 and row["bytes_over_minimum"] <= 1.02, key
+        blocks[d, program] = row["blocks_per_core"]
+  small = dict(h100=2, a100=2, b200=1)[target]
+  assert list(blocks.values()) == [2, small, 1, 1], blocks
 
 
 @pytest.mark.aot
