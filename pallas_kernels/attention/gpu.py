@@ -24,17 +24,17 @@ OTHER = {
   64: dict(fwd=Tile(128, 64, 4), bwd=Tile(64, 32, 4)),
   128: dict(fwd=Tile(128, 64, 8), bwd=Tile(32, 32, 4)),
 }
-# Registers and blocks per core, no spills: 128 and 2, 218 and 2; 222 and 1, 255 and 1.
+# Registers and blocks per core, no spills: 124 and 2, 218 and 2; 226 and 1, 255 and 1.
 H100 = {
   64: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(64, 64, 4, 2)),
   128: dict(fwd=Tile(128, 128, 8, 2), bwd=Tile(128, 64, 8, 2)),
 }
-# 253 and 2, 236 and 2; 231 and 1, 240 and 1.
+# 254 and 2, 222 and 2; 231 and 1, 243 and 1.
 A100 = {
   64: dict(fwd=Tile(128, 64, 4, 2), bwd=Tile(64, 32, 4, 2)),
   128: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(64, 64, 8, 2)),
 }
-# 118 and 2, 214 and 1; 220 and 1, 243 and 1. Products are of 128 rows, or at half the rate.
+# 123 and 2, 167 and 1; 252 and 1, 199 and 1. Products are of 128 rows, or at half the rate.
 B200 = {
   64: dict(fwd=Tile(128, 64, 8, 2), bwd=Tile(128, 64, 8, 2)),
   128: dict(fwd=Tile(128, 128, 8, 2), bwd=Tile(128, 64, 8, 2)),

@@ -6,7 +6,7 @@ first as keys (dk, dv) and then as queries (dq): one kernel, so that q, k, v and
 and all programs have like work, the fewer queries after a block the more keys before it.
 
 A query sees the keys from its first, the later of window and document, to itself, and a key is seen
-by the queries from itself to its last. So a mask is two comparisons, blocks that are not seen are
+by the queries from itself to its last. So a mask is one comparison, blocks that are not seen are
 skipped, and those that are seen whole have no mask.
 """
 
@@ -61,6 +61,19 @@ def _over_blocks(start, clear, until, end, times, add, carry):
   return _loop(until - clear, times, lambda x, n, carry: add(x, clear + n, False, carry), carry)
 
 
+def _tokens(block, size):
+  return lax.iota(I32, size) + block * size
+
+
+def _up_to(most, distance):
+  """Where distance [own step] is 0 .. most [own]: one comparison, as numbers without a sign.
+
+  Distances are from what was loaded in the same round. Those from a program's own tokens would be
+  the same in every round but for one number, and be kept in registers, one for each score.
+  """
+  return distance.astype(jnp.uint32) <= most.astype(jnp.uint32)[:, None]
+
+
 def _over_keys(first_ref, b, i, tile, add, carry):
   """add(tokens, see, carry) for the keys that block i of queries sees; see [own step] or None."""
   own, step = tile.own, tile.step
@@ -71,9 +84,8 @@ def _over_keys(first_ref, b, i, tile, add, carry):
   def block(_, j, masked, carry):
     see = None
     if masked:
-      key = lax.broadcasted_iota(I32, (own, step), 1) + j * step
-      query = lax.broadcasted_iota(I32, (own, step), 0) + i * own
-      see = (key >= first_ref[b, pl.ds(i * own, own)][:, None]) & (key <= query)
+      first = first_ref[b, pl.ds(i * own, own)]
+      see = _up_to(_tokens(i, own) - first, _tokens(j, step)[None, :] - first[:, None])
     return add(pl.ds(j * step, step), see, carry)
 
   clear = jnp.minimum(clear, diagonal)
@@ -90,9 +102,8 @@ def _over_queries(last_ref, b, j, heads, tile, add, carry):
   def block(head, i, masked, carry):
     see = None
     if masked:
-      key = lax.broadcasted_iota(I32, (own, step), 0) + j * own
-      query = lax.broadcasted_iota(I32, (own, step), 1) + i * step
-      see = (query <= last_ref[b, pl.ds(j * own, own)][:, None]) & (key <= query)
+      last = last_ref[b, pl.ds(j * own, own)]
+      see = _up_to(last - _tokens(j, own), last[:, None] - _tokens(i, step)[None, :])
     return add(head, pl.ds(i * step, step), see, carry)
 
   clear = start + own // step

@@ -50,7 +50,7 @@ H100_COUNTS = {
     delta_rule_states=(230, 16, 34, "m64n64", 2),
     delta_rule_dstates=(94, 27, 54, "m64n32", 2),
     delta_rule_grads=(168, 28, 0, "m64n64", 3),
-    attention_fwd=(222, 7, 64, "m64n128", 1),
+    attention_fwd=(226, 7, 64, "m64n128", 1),
     attention_bwd=(255, 17, 72, "m64n64 m64n128", 1),
   ),
   "gates of channels": dict(
