@@ -41,7 +41,7 @@ def check(case: device_kernels.Case) -> dict:
   errors = {name: numerics.rel_rms(got[name], want[name]) for name in want}
   # NaN is the worst of all, and no maximum.
   worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
-  ugly = case.inputs not in ("plain", "full", "channels", "window")
+  ugly = case.inputs not in ("plain", "full", "channels", "window", "full window")
 
   def limit(name):
     if ugly:

@@ -36,7 +36,7 @@ class Attention(Mixer):
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
   engine = "causal_attention"
   efficient_form = "masked products, a window by blocks"
-  kernels = "Pallas on TPU, jax's on GPU"
+  kernels = "Pallas on GPU, TPU"
   decode = "cache"
   in_place = ("k", "v")
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from deltanet_jax.chips import CHIPS
+from pallas_kernels.attention.checks import MAX_HEAD_SIZE
 
 HEADS = 16  # of a training batch
 # Program -> the kernels it reports, by platform.
@@ -36,6 +37,8 @@ PROGRAMS = {
     "linear attention step": ("linear_attention_step",),
     "short conv forward": ("short_conv_fwd",),
     "short conv backward": ("short_conv_bwd",),
+    "attention forward": ("attention_fwd",),
+    "attention backward": ("attention_bwd",),
   },
 }  # fmt: skip
 # What gates of key channels add to them.
@@ -81,15 +84,16 @@ class Case:
   def channels(self) -> bool:
     return self.inputs in ("channels", "gates of channels")
 
-  @property
-  def served(self) -> bool:
+  def served(self, target: str) -> bool:
     """Whether there is such a kernel.
 
     What is around the rule has no gates, and the UT transform alone has none of channels. Attention
     serves bfloat16; rotary positions know no documents.
     """
-    if self.program.startswith("attention") and self.dtype != "bfloat16":
-      return False
+    if self.program.startswith("attention"):
+      most = MAX_HEAD_SIZE[f"pallas_{CHIPS[target].platform}"]
+      if self.dtype != "bfloat16" or self.head_size > most:
+        return False
     if self.inputs != "plain" and (
       self.program == "rope" or (self.around and self.inputs != "full")
     ):

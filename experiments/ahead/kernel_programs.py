@@ -173,9 +173,17 @@ def measure(target: str, case: Case) -> list[tuple[dict, dict]]:
 
 
 def _tile(machine, case, kernel):
-  """[block_k, block_v, warps, stages] of a GPU's table, None for a kernel that has none."""
+  """[block_k, block_v, warps, stages] of a GPU's table, None for a kernel that has none.
+
+  Of attention the first two are tokens, of a program and of the other side.
+  """
+  from pallas_kernels.attention import gpu as attention
   from pallas_kernels.delta_rule.pallas_gpu import tiles
 
+  if case.program.startswith("attention"):
+    with tracing_for(machine):
+      part = kernel.removeprefix("attention_")
+      return list(attention.tile_for(part, LENGTH, case.head_size))
   name = kernel.removeprefix("delta_rule_").removeprefix("linear_attention_")
   name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
   if name == "step" or case.around:

@@ -57,7 +57,7 @@ def cases(target: str) -> list[kernel_cases.Case]:
     _HEADS.value,
   )
   cases = [kernel_cases.Case(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
-  return list(dict.fromkeys(case.normal(target) for case in cases if case.served))
+  return list(dict.fromkeys(case.normal(target) for case in cases if case.served(target)))
 
 
 def measure(wanted: dict[str, list[kernel_cases.Case]], out: records.Records) -> list[tuple]:

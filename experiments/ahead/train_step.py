@@ -12,9 +12,9 @@ from experiments.ahead import targets
 from experiments.ahead.hlo import Program
 from experiments.ahead.worker import Worker, compile_lowered
 
-# How the kernels of a mixer's operator are called; jax names those of attention.
+# How the kernels of a mixer's operator are called.
 _KERNELS = dict(
-  causal_attention=r"mha|(?<!linear_)attention",
+  causal_attention=r"(?<!linear_)attention",
   delta_rule="delta_rule",
   linear_attention="linear_attention",
 )

@@ -162,17 +162,21 @@ def _others(name, sizes, options):
   for dtype in DTYPES:
     yield Case(f"step {name}", "full", dtype, token, step, exact, exact, gradients=False)
   rng = np.random.default_rng(0)
-  L, d = sizes.spec.L, min(sizes.spec.dk, 64)
-  arrays = {n: rng.standard_normal((2, L, 2, d)) for n in "qkv"}
+  L, d = sizes.spec.L, sizes.spec.dk
+  heads = lambda d, H, Hk: {n: rng.standard_normal((2, L, H if n == "q" else Hk, d)) for n in "qkv"}
+  # Tiles are those of heads of 64, and with all of it those of larger ones, which share keys.
+  arrays = heads(min(d, 64), 2, 2)
   ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
   attend = lambda implementation, **more: (
     lambda **x: (causal_attention(**x, implementation=implementation, **more),)
   )
-  windows = (("plain", None),) + ((("window", max(L // 3, 1)),) if name == "pallas_tpu" else ())
-  for inputs, window in (*windows, ("full", None)):
-    more = dict(segment_ids=ids) if inputs == "full" else {}
+  window = max(L // 3, 1)
+  documents = dict(segment_ids=ids)
+  kinds = dict(plain=(None, arrays), window=(window, arrays), full=(None, arrays | documents))
+  kinds["full window"] = (window, heads(d, 2, 1) | documents)
+  for inputs, (window, given) in kinds.items():
     run, plain = attend(name, window=window, **options), attend("plain", window=window)
-    yield Case(f"attention {name}", inputs, "bfloat16", arrays | more, run, plain, plain)
+    yield Case(f"attention {name}", inputs, "bfloat16", given, run, plain, plain)
 
 
 def _rope(name, sizes, options):

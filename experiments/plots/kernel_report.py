@@ -188,8 +188,9 @@ def tables(rows: list[dict]) -> str:
     text += f"\n## Heads on TPU\n\nBundles of 16 rows of 2048 tokens, bfloat16, d = 128.\n\n{heads}"
   text += (
     "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
-    " the tile of keys × values, instructions in the code (once inside a loop), blocks per core,"
-    " and how often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same"
-    " with gates per key channel, alone / with S0 and documents.\n\n"
+    " the tile of keys × values (of attention: a program's tokens × those of the other side that it"
+    " takes at a time), instructions in the code (once inside a loop), blocks per core, and how"
+    " often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same with"
+    " gates per key channel, alone / with S0 and documents.\n\n"
   )
   return text + "\n".join(tile_table(rows, *pair) for pair in _PAIRS)

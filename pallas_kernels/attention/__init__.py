@@ -1,9 +1,9 @@
-"""Causal softmax attention by kernels, our own on TPU and jax's on GPU, to any order."""
+"""Causal softmax attention by kernels of our own for TPU and GPU, with derivatives of any order."""
 
 import importlib
 
 # Imported when they are asked for: the checks are of use without Pallas.
-_MODULES = {"attention_tpu": "tpu", "attention_gpu": "triton"}
+_MODULES = {"attention_tpu": "tpu", "attention_gpu": "gpu"}
 __all__ = list(_MODULES)
 
 

@@ -12,12 +12,12 @@ MAX_HEAD_SIZE = {"pallas_tpu": 256, "pallas_gpu": 128}
 _DTYPES = {"pallas_tpu": (jnp.bfloat16,), "pallas_gpu": (jnp.bfloat16, jnp.float16)}
 
 
-def refusal(name: str, q, k, v, window: int | None) -> str | None:
+def refusal(name: str, q, k, v) -> str | None:
   """Why the kernel of this name does not take q, k, v `[B L H d]`, in one sentence, or None.
 
   float32 is not taken: the kernels multiply it in one bfloat16 (TPU) or TF32 (GPU) pass.
   """
-  L, d = q.shape[1], q.shape[3]
+  d = q.shape[3]
   if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES[name]:
     wanted = " or ".join(jnp.dtype(x).name for x in _DTYPES[name])
     return (
@@ -29,15 +29,10 @@ def refusal(name: str, q, k, v, window: int | None) -> str | None:
       f"{name} takes heads of up to {MAX_HEAD_SIZE[name]} channels, got {d}; use"
       ' implementation="plain"'
     )
-  if name == "pallas_gpu" and window is not None and window < L:
-    return (
-      f"pallas_gpu has no window, and {window} is less than the {L} tokens of a row; use"
-      ' implementation="plain", or "cudnn" without documents'
-    )
   return None
 
 
-def check_inputs(name: str, q, k, v, window: int | None):
+def check_inputs(name: str, q, k, v):
   """Raises what `refusal` says of these inputs."""
-  if reason := refusal(name, q, k, v, window):
+  if reason := refusal(name, q, k, v):
     raise ValueError(reason)

@@ -8,11 +8,12 @@ from jax import lax
 
 from pallas_kernels.attention import tpu_kernels
 from pallas_kernels.attention.checks import check_inputs
-from pallas_kernels.attention.library import attend
+from pallas_kernels.attention.seen import first_keys
+from pallas_kernels.attention.vjp import attend
 from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import LANES, pad_axis, round_up
 
-F32, I32 = jnp.float32, jnp.int32
+F32 = jnp.float32
 # Tokens of a block: larger ones have fewer and longer loops, smaller ones skip more.
 _BLOCKS = (512, 256, 128)
 # Tokens whose keys or queries of 128 lanes one kernel keeps in VMEM. Longer rows are taken in pairs
@@ -54,17 +55,6 @@ class _Lanes(NamedTuple):
     return x.reshape(B, -1, self.heads, self.size)[:, :L, :H, :d]
 
 
-def first_keys(documents, B, length, window):
-  """[B length] int32: the first key that each query sees, by its document and the window."""
-  index = jnp.arange(length, dtype=I32)
-  first = jnp.zeros((B, length), I32)
-  if documents is not None:
-    documents = pad_axis(documents, 1, length, mode="edge")
-    change = jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 0)))
-    first = lax.cummax(jnp.where(change, index[None], 0), axis=1)
-  return first if window is None else jnp.maximum(first, index[None] - (window - 1))
-
-
 def _merge(parts, lanes, dtype):
   """Attention to several spans of keys, from that to each: (o, log2 of the softmax's sum)."""
   o, sums = zip(*parts)
@@ -90,7 +80,7 @@ def attention_tpu(q, k, v, documents=None, *, window=None, interpret=False):
     documents: [B, L] int32, ascending, or None.
     window: how many keys a token sees, its own included; None is all.
   """
-  check_inputs("pallas_tpu", q, k, v, window)
+  check_inputs("pallas_tpu", q, k, v)
   L, H, d = q.shape[1:]
   group = H // k.shape[2]
   lanes = _Lanes.of(H, d)

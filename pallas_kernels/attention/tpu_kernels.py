@@ -186,7 +186,7 @@ def _edges(first, T):
 
 
 def _call(body, name, bounds, args, in_specs, out_specs, out_shape, grid, scratch, interpret):
-  return pl.pallas_call(
+  run = pl.pallas_call(
     body,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=len(bounds),
@@ -201,7 +201,9 @@ def _call(body, name, bounds, args, in_specs, out_specs, out_shape, grid, scratc
     ),
     interpret=interpret,
     name=name,
-  )(*bounds, *args)
+  )
+  with jax.enable_x64(False):  # Python's numbers would be of 64 bits, which the compiler refuses
+    return run(*bounds, *args)
 
 
 def _specs(tile, shape):
@@ -227,7 +229,7 @@ def forward(q, k, v, first, *, tile, save, dtype):
   B, L, D = q.shape
   M, T = k.shape[1], tile.block
   N, tiles = L // T, D // tile.lanes
-  limit = jnp.arange(N, dtype=I32) if tile.diagonal else jnp.int32(M // T)
+  limit = jnp.arange(N, dtype=I32)[None] if tile.diagonal else jnp.int32(M // T)
   head, tail = _edges(first, T)
   begin = jnp.clip(head // T, 0, limit)
   clear = jnp.clip(cdiv(tail, T), begin, limit)

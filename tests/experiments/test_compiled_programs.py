@@ -92,12 +92,10 @@ def attention_kernels(target, window):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("target, window", [("v5e", None), ("v5e", 512), ("h100", None)])
+@pytest.mark.parametrize("window", [None, 512])
+@pytest.mark.parametrize("target", ["v5e", "h100"])
 def test_attention_over_documents_takes_kernels_and_no_mask(target, window):
   with Worker(targets.one(target)) as worker:
     kernels, squares = worker.call(attention_kernels, target, window)
-  if target == "v5e":
-    assert kernels == {"attention_fwd", "attention_bwd"}
-  else:
-    assert len(kernels) == 3 and all(name.startswith("mha") for name in kernels), kernels
+  assert kernels == {"attention_fwd", "attention_bwd"}
   assert not squares

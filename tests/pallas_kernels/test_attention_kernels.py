@@ -1,4 +1,4 @@
-"""Attention by kernels, ours on TPU and jax's on GPU, interpreted, against plain products."""
+"""Attention by kernels for TPU and GPU, interpreted, against plain products."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,16 @@ import pytest
 
 from deltanet_jax.ops import causal_attention
 from deltanet_jax.ops.numerics import REL_RMS, rel_rms
-from pallas_kernels.attention import tpu
+from pallas_kernels.attention import gpu, plain, seen, tpu
 from pallas_kernels.attention.tpu import choose_block
+from pallas_kernels.gpu import compiling_for_gpu
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 
 
-def inputs(L, H=2, Hk=1, d=16, B=2):
+def inputs(L, H=2, Hk=1, d=16, B=2, dtype="bfloat16"):
   rng = np.random.default_rng(0)
-  rounded = lambda heads: jnp.asarray(rng.standard_normal((B, L, heads, d)), "bfloat16")
+  rounded = lambda heads: jnp.asarray(rng.standard_normal((B, L, heads, d)), dtype)
   ids = np.cumsum(rng.random((B, L)) < 4 / L, axis=1) % 3  # some ids come back
   return (rounded(H), rounded(Hk), rounded(Hk)), jnp.asarray(ids, jnp.int32)
 
@@ -37,7 +38,10 @@ CASES = [
   ("pallas_tpu", 256, 70, True, 2),
   ("pallas_tpu", 40, 7, False, 2),
   ("pallas_gpu", 200, None, True, 1),
+  ("pallas_gpu", 384, 70, True, 2),
+  ("pallas_gpu", 300, 130, False, 1),
   ("pallas_gpu", 40, 50, False, 2),
+  ("pallas_gpu", 1, 3, True, 2),
 ]
 
 
@@ -63,6 +67,61 @@ def test_heads_in_lanes(H, d):
   got = value_and_gradients(args, implementation="pallas_tpu", interpret=True, **options)
   want = value_and_gradients([x.astype("float64") for x in args], implementation="plain", **options)
   assert max(map(rel_rms, got, want)) <= REL_RMS["bfloat16"][0]
+
+
+# As large as a tile's channels, of a size that must be padded, with float16; keys of four heads.
+@pytest.mark.parametrize(
+  "H,Hk,d,dtype", [(4, 1, 64, "bfloat16"), (1, 1, 128, "float16"), (2, 1, 80, "bfloat16")]
+)
+def test_heads_on_gpu(H, Hk, d, dtype):
+  args, ids = inputs(150, H, Hk, d, B=1, dtype=dtype)
+  options = dict(window=60, segment_ids=ids)
+  got = value_and_gradients(args, implementation="pallas_gpu", interpret=True, **options)
+  want = value_and_gradients([x.astype("float64") for x in args], implementation="plain", **options)
+  assert max(map(rel_rms, got, want)) <= REL_RMS["bfloat16"][0]
+  assert all(x.dtype == dtype for x in got)
+
+
+@pytest.mark.parametrize("chip", ["A100", "H100", "B200"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_tiles_of_gpus(chip, d):
+  """The blocks of every chip, over more than one of them."""
+  args, ids = inputs(300, 1, 1, d, B=1)
+  options = dict(window=200, segment_ids=ids)
+  with compiling_for_gpu(chip):
+    assert gpu.tile_for("fwd", 4096, d) == gpu.TILES[chip][d]["fwd"]
+    assert gpu.tile_for("bwd", 20, d).own == 32
+    got = value_and_gradients(args, implementation="pallas_gpu", interpret=True, **options)
+  want = value_and_gradients([x.astype("float64") for x in args], implementation="plain", **options)
+  assert max(map(rel_rms, got, want)) <= REL_RMS["bfloat16"][0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+def test_what_is_seen(window, packed):
+  """By its first key and its last query it is what a mask says, and neither ever falls."""
+  L, padded = 37, 48
+  _, ids = inputs(L)
+  documents = jnp.cumsum(jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0))), axis=1)
+  documents = documents.astype("int32") if packed else None
+  first = seen.first_keys(documents, 2, padded, window)
+  last = seen.last_queries(documents, 2, padded, window)
+  index = jnp.arange(L, dtype="int32")
+  mask = jnp.broadcast_to(plain.causal_mask(index[:, None], index[None, :], window), (2, L, L))
+  if packed:
+    mask &= documents[:, :, None] == documents[:, None, :]
+  causal = (index[:, None] >= index[None, :])[None]
+  np.testing.assert_array_equal(mask, causal & (index[None, None, :] >= first[:, :L, None]))
+  np.testing.assert_array_equal(mask, causal & (index[None, :, None] <= last[:, None, :L]))
+  assert (jnp.diff(first) >= 0).all() and (jnp.diff(last) >= 0).all()
+
+
+def test_blocks_out_of_sight_are_not_read_on_gpu():
+  """What is not a number at the row's start stays there: all blocks past the window are skipped."""
+  (q, k, v), _ = inputs(512, B=1)
+  args = tuple(x.at[:, :64].set(jnp.nan) for x in (q, k, v))
+  got = value_and_gradients(args, window=20, implementation="pallas_gpu", interpret=True)
+  assert all(jnp.isnan(x[:, :64]).any() and jnp.isfinite(x[:, 256:]).all() for x in got)
 
 
 @pytest.mark.parametrize("window", [None, 200])
@@ -107,8 +166,6 @@ def test_refusals():
       causal_attention(*wide, implementation=implementation)
     with pytest.raises(ValueError, match="compiled for a CPU"):
       causal_attention(q, k, v, implementation=implementation)
-  with pytest.raises(ValueError, match="pallas_gpu has no window, and 3 is less than the 8"):
-    causal_attention(q, k, v, window=3, implementation="pallas_gpu")
   with pytest.raises(ValueError, match="'plain' is none"):
     causal_attention(q, k, v, implementation="plain", interpret=True)
 

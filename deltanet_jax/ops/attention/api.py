@@ -31,11 +31,11 @@ def causal_attention(
   Args:
     window: how many keys a token sees, its own included; None is all.
     implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
-      "cudnn" of `jax.nn.dot_product_attention`, "pallas_tpu" (our own kernels) or "pallas_gpu" of
-      jax's Pallas operators. A named one runs or raises. None takes, for half precision, pallas_tpu
-      on a TPU, and on a GPU cudnn, or pallas_gpu where rows hold documents or there is no
-      GPU to ask for its cuDNN; and where these do not serve xla for float32 and plain else: xla
-      rounds float64 to float32, and its gradient for bfloat16 mixes dtypes, which strict promotion
+      "cudnn" of `jax.nn.dot_product_attention`, "pallas_tpu" or "pallas_gpu", our own kernels. A
+      named one runs or raises. None takes, for half precision, pallas_tpu on a TPU, and on a GPU
+      cudnn, or pallas_gpu where rows hold documents or there is no GPU to ask for its cuDNN, with a
+      window or without; and where these do not serve xla for float32 and plain else: xla rounds
+      float64 to float32, and its gradient for bfloat16 mixes dtypes, which strict promotion
       forbids.
     interpret: runs a Pallas kernel on the CPU; refused by implementations without one.
   """
@@ -47,7 +47,7 @@ def causal_attention(
     raise ValueError(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
-  implementation = implementation or _fastest(q, k, v, window, segment_ids)
+  implementation = implementation or _fastest(q, k, v, segment_ids)
   documents = None if segment_ids is None else number_documents(segment_ids)
   if implementation not in _KERNELS:
     return masked_attention(q, k, v, documents, window, implementation)
@@ -57,19 +57,18 @@ def causal_attention(
   return kernel(q, k, v, documents, window=window, interpret=interpret)
 
 
-def _fastest(q, k, v, window, segment_ids):
+def _fastest(q, k, v, segment_ids):
   """The platform's fastest implementation for these inputs."""
   platform = target_platform()
-  if platform == "tpu" and not refusal("pallas_tpu", q, k, v, window):
+  if platform == "tpu" and not refusal("pallas_tpu", q, k, v):
     return "pallas_tpu"
   # Not only `target_platform`: JAX asks the installed cuDNN for its version while tracing.
   has_cudnn = platform == "gpu" and jax.default_backend() == "gpu" and _cudnn_serves(q)
   if has_cudnn and segment_ids is None:
     return "cudnn"
-  if platform == "gpu" and not refusal("pallas_gpu", q, k, v, window):
+  if platform == "gpu" and not refusal("pallas_gpu", q, k, v):
     return "pallas_gpu"
-  # A window over documents, which no kernel has: the mask is dense, the products are not.
-  return "cudnn" if has_cudnn else portable(q)
+  return portable(q)
 
 
 def _cudnn_serves(q):

@@ -1,21 +1,10 @@
-"""What both of jax's kernels need around them: derivatives, and the settings they were made for."""
+"""Attention by kernels and its derivatives of any order."""
 
-import contextlib
 import functools
-
-import jax
 
 from pallas_kernels.attention import plain
 from pallas_kernels.attention.checks import NO_FORWARD_MODE
 from pallas_kernels.differentiable import Kernels, by_kernels
-
-
-@contextlib.contextmanager
-def _as_written():
-  """The settings of jax that these kernels were written for, whatever the caller's are."""
-  promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-  with jax.enable_x64(False), promotion[0], promotion[1]:
-    yield
 
 
 def attend(forward, backward, q, k, v, documents, window):
@@ -27,17 +16,14 @@ def attend(forward, backward, q, k, v, documents, window):
   """
 
   def run(*args):
-    with _as_written():
-      return forward(*args, save=False)[:1]
+    return forward(*args, save=False)[:1]
 
   def save(*args):
-    with _as_written():
-      o, sums = forward(*args, save=True)
+    o, sums = forward(*args, save=True)
     return (o,), (o, sums)
 
   def pull(args, residuals, cotangents):
-    with _as_written():
-      return *backward(*args, *residuals, *cotangents), None
+    return *backward(*args, *residuals, *cotangents), None
 
   kernels = Kernels(
     run=run,
