@@ -8,10 +8,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax import ops
-from deltanet_jax.ops import rms_norm, short_conv
+from deltanet_jax.ops import head_norm, rms_norm, short_conv
 from deltanet_jax.ops.finish import AS_IS, Finish
 from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.sharding import locally
+
+# Of a norm of heads: none is cut in two, and the tokens stay where they are.
+_HEADS = ("batch", "length", "heads", None)
 
 
 def param(value: Array, *axes: str | None, decays: bool | None = None) -> nnx.Param:
@@ -218,12 +221,17 @@ class HeadOutput(nnx.Module):
 
   def __call__(self, o, x):
     """o `[B L H dv]` of the recurrence and the mixer's input x give y `[B L D]`."""
-    scale, eps = self.norm.scale[...], self.norm.eps
-    norm = lambda o, scale: rms_norm(o, scale, eps)
-    o = per_head(norm, merge_heads(o.astype(x.dtype)), scale.shape[0], scale)
-    if self.gate is not None:
-      o = o * self.squash(self.gate(x))
-    return self.out(o)
+    scale, eps, H = self.norm.scale[...], self.norm.eps, o.shape[2]
+    gate = None if self.gate is None else split_heads(self.gate(x), H)
+
+    def norm(o, gate, scale):
+      gate = None if gate is None else merge_heads(gate)
+      y = head_norm(merge_heads(o), scale, eps, gate=gate, squash=self.squash)
+      return (split_heads(y, o.shape[2]),)
+
+    names = (_HEADS, _HEADS, (None,))
+    (y,) = locally(norm, (o.astype(x.dtype), gate, scale), names, (_HEADS,))
+    return self.out(merge_heads(y))
 
 
 def finish_heads(y, finish):
@@ -232,16 +240,13 @@ def finish_heads(y, finish):
   return y if finish.norm is None else per_head(finish.normalize, y, finish.size)
 
 
-def per_head(norm, x, size, *weights):
-  """norm(x, *weights) of x `[B L H·size]`, by each device for its own heads."""
+def per_head(norm, x, size):
+  """norm(x) of x `[B L H·size]`, by each device for its own heads."""
 
-  def run(x, *weights):
-    return (split_heads(norm(merge_heads(x), *weights), x.shape[2]),)
+  def run(x):
+    return (split_heads(norm(merge_heads(x)), x.shape[2]),)
 
-  # Split by heads, so that none is cut in two; the channels stay where they are.
-  heads = ("batch", "length", "heads", None)
-  names = (heads, *((None,) * w.ndim for w in weights))
-  (y,) = locally(run, (split_heads(x, x.shape[2] // size), *weights), names, (heads,))
+  (y,) = locally(run, (split_heads(x, x.shape[2] // size),), (_HEADS,), (_HEADS,))
   return merge_heads(y)
 
 

@@ -9,6 +9,7 @@ from deltanet_jax.ops.delta_rule import (
   wy_representation,
 )
 from deltanet_jax.ops.dplr import dplr, dplr_step
+from deltanet_jax.ops.head_norm import head_norm
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
 from deltanet_jax.ops.log_max_scan import empty_log_max_state, log_max_scan
 from deltanet_jax.ops.logcumsumexp import logcumsumexp
@@ -32,6 +33,7 @@ __all__ = [
   "dplr",
   "dplr_step",
   "empty_log_max_state",
+  "head_norm",
   "init_cache",
   "l1_norm",
   "l2_norm",

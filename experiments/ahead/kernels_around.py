@@ -1,15 +1,15 @@
-"""Programs of the kernels around the rule: short convolutions, attention, rotary positions."""
+"""Programs of the kernels around the rule: convolutions, norms, attention, rotary positions."""
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops import causal_attention, rope, short_conv
+from deltanet_jax.ops import causal_attention, head_norm, rope, short_conv
 from deltanet_jax.ops.finish import Finish
 from experiments.ahead import kernel_programs
 
 
 def build(case, platform: str):
-  """The program of a case, for jit; "full" inputs have documents."""
+  """The program of a case, for jit; "full" inputs have documents, of a norm a gate."""
   rows, length = kernel_programs.BATCH, kernel_programs.LENGTH
   segments = None
   if case.inputs == "full":
@@ -23,6 +23,14 @@ def build(case, platform: str):
     finish = Finish("silu", "l2", case.head_size)
     run = lambda x, taps: lambda ids: short_conv(x, taps, segment_ids=ids, finish=finish, **how)[0]
     return _program(case, run, (x, taps), segments, x)
+  if case.program.startswith("head norm"):
+    x = x.update(shape=(rows, length, case.heads * case.head_size))
+    scale = jax.ShapeDtypeStruct((case.head_size,), jnp.float32)
+    gate = [x] if case.inputs == "full" else []
+    norm = lambda x, scale, gate=None: head_norm(
+      x, scale, 1e-6, gate=gate, squash=jax.nn.silu, **how
+    )
+    return _program(case, lambda *args: lambda _: norm(*args), (x, scale, *gate), None, x)
   if case.program.startswith("attention"):
     run = lambda *qkv: lambda ids: causal_attention(*qkv, segment_ids=ids, **how)
     return _program(case, run, (x, x, x), segments, x)

@@ -12,6 +12,7 @@ from deltanet_jax.ops import (
   causal_attention,
   delta_rule,
   delta_rule_step,
+  head_norm,
   linear_attention,
   linear_attention_step,
   numerics,
@@ -74,7 +75,8 @@ class Case:
 
   @property
   def names(self) -> tuple[str, ...]:
-    return ("o",) if self.kernel.startswith(("attention", "rope", "short conv")) else ("o", "S")
+    alone = ("attention", "rope", "short conv", "head norm")
+    return ("o",) if self.kernel.startswith(alone) else ("o", "S")
 
 
 def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
@@ -89,7 +91,7 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
     for name in RULES[platform]:
       if name != "triton" or triton:
         yield from _rules(name, sizes, options)
-    for others in (_others, _rope, _linear, _convs):
+    for others in (_others, _rope, _linear, _convs, _norms):
       yield from others(KERNELS[platform], sizes, options)
 
 
@@ -151,6 +153,25 @@ def _convs(name, sizes, options):
   for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
     for dtype in sizes.dtypes[inputs]:
       yield Case(f"short conv {name}", inputs, dtype, arrays | more, *forms)
+
+
+def _norms(name, sizes, options):
+  """Norms of an output's heads, and with a gate, which have a kernel on GPU alone."""
+  if name != "pallas_gpu":
+    return
+  rng = np.random.default_rng(0)
+  shape = (2, sizes.spec.L, 256)
+  arrays = dict(x=rng.standard_normal(shape), scale=rng.standard_normal(128))
+  gate = dict(gate=rng.standard_normal(shape))
+  by = lambda implementation, **more: (
+    lambda **x: (
+      head_norm(**x, eps=1e-6, squash=jax.nn.silu, implementation=implementation, **more),
+    )
+  )
+  forms = (by(name, **options), by("plain"), by("plain"))
+  for inputs, more in (("plain", {}), ("full", gate)):
+    for dtype in sizes.dtypes[inputs]:
+      yield Case(f"head norm {name}", inputs, dtype, arrays | more, *forms)
 
 
 def _others(name, sizes, options):

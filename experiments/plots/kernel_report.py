@@ -20,6 +20,8 @@ _PROGRAMS = (
   "linear attention step",
   "short conv forward",
   "short conv backward",
+  "head norm forward",
+  "head norm backward",
   "attention forward",
   "attention backward",
   "rope",
