@@ -1,5 +1,6 @@
 """Modules that mixers and models are made of; a weight knows its axes and whether it decays."""
 
+import itertools
 import math
 
 import jax
@@ -10,8 +11,9 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax import ops
 from deltanet_jax.ops import head_norm, rms_norm, short_conv
 from deltanet_jax.ops.finish import AS_IS, Finish
-from deltanet_jax.ops.matmul import matmul
-from deltanet_jax.sharding import locally
+from deltanet_jax.ops.matmul import matmul, matmuls
+from deltanet_jax.ops.short_conv import has_short_convs, short_convs
+from deltanet_jax.sharding import locally, splits
 
 # Of a norm of heads: none is cut in two, and the tokens stay where they are.
 _HEADS = ("batch", "length", "heads", None)
@@ -110,7 +112,10 @@ class LowRank(nnx.Module):
     self.act = act
 
   def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L d"]:
-    y = self.down(x)
+    return self.of_down(self.down(x))
+
+  def of_down(self, y: Float[Array, "B L r"]) -> Float[Array, "B L d"]:
+    """The same from y = x A."""
     return self.up(y if self.act is None else self.act(y))
 
 
@@ -189,8 +194,10 @@ class QKV(nnx.Module):
     convs = dict(q_conv=self.q_conv, k_conv=self.k_conv, v_conv=self.v_conv)
     return {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
 
-  def __call__(self, x, segment_ids, state):
-    """((q, k, v), convolution states)."""
+  def __call__(self, x, segment_ids, state, beside=()):
+    """([q, k, v, *results of the `Linear`s beside], convolution states, none if `state` is)."""
+    if state is None and self._are_one_product(x, beside):
+      return self._of_one_product(x, segment_ids, beside), {}
     out, states = [], {}
     for name, proj in (("q", self.q), ("k", self.k), ("v", self.v)):
       y, conv = proj(x), getattr(self, f"{name}_conv")
@@ -201,7 +208,42 @@ class QKV(nnx.Module):
         before = None if state is None else state[f"{name}_conv"]
         y, states[f"{name}_conv"] = conv(y, before, segment_ids, finish)
       out.append(y)
-    return out, states
+    return out + [linear(x) for linear in beside], states
+
+  def _convs(self):
+    """Their weights, and what follows each."""
+    kernels = [conv.kernel[...] for conv in (self.q_conv, self.k_conv, self.v_conv)]
+    return kernels, [self.key_finish, self.key_finish, self.value_finish]
+
+  def _are_one_product(self, x, beside):
+    """Whether x is read once for all of them, by a product with their weights side by side.
+
+    Where a kernel takes the convolutions from that product as it lies, which a GPU has: slices of
+    it would be copies. Not where heads or tokens are split over devices: side by side, the parts of
+    weights that a device holds are no part of the whole, and would be sent around.
+    """
+    if self.q_conv is None or any(y.bias is not None for y in (self.q, *beside)):
+      return False
+    return not splits("mixing_heads") and has_short_convs(x.dtype, *self._convs())
+
+  def _of_one_product(self, x, segment_ids, beside):
+    linears = [self.q, self.k, self.v, *beside]
+    weights = [y.kernel[...] for y in linears]
+    # Rows of whole 32 bytes, as memory is read.
+    columns = sum(w.shape[1] for w in weights)
+    weights.append(jnp.zeros((x.shape[2], -columns % 16), x.dtype))
+    kernels, finishes = self._convs()
+
+    def run(y, segment_ids, *kernels):
+      return tuple(short_convs(y, kernels, finishes, segment_ids=segment_ids))
+
+    tokens, weight = ("batch", None, None), (None, None)
+    names = (tokens, ("batch", None), *[weight] * 3)
+    y = matmuls(x, weights)
+    outs = (tokens,) * (3 + (y.shape[2] > sum(k.shape[1] for k in kernels)))
+    q, k, v, *rest = locally(run, (y, segment_ids, *kernels), names, outs)
+    ends = list(itertools.accumulate(y.kernel.shape[1] for y in beside))
+    return [q, k, v, *(jnp.split(rest[0], ends, axis=2)[:-1] if beside else [])]
 
 
 class HeadOutput(nnx.Module):

@@ -163,10 +163,9 @@ def _norms(name, sizes, options):
   shape = (2, sizes.spec.L, 256)
   arrays = dict(x=rng.standard_normal(shape), scale=rng.standard_normal(128))
   gate = dict(gate=rng.standard_normal(shape))
+  norm = functools.partial(head_norm, eps=1e-6, squash=jax.nn.silu)
   by = lambda implementation, **more: (
-    lambda **x: (
-      head_norm(**x, eps=1e-6, squash=jax.nn.silu, implementation=implementation, **more),
-    )
+    lambda **x: (norm(**x, implementation=implementation, **more),)
   )
   forms = (by(name, **options), by("plain"), by("plain"))
   for inputs, more in (("plain", {}), ("full", gate)):

@@ -35,8 +35,8 @@ class _Tokens:
 
   def load(self, refs, i):
     """Block i of each; zeros after the last token."""
-    loads = ((at, inside) for at, inside in (self._at(ref, i) for ref in refs))
-    return [pltriton.load(at, mask=inside, other=0.0).astype(F32) for at, inside in loads]
+    places = (self._at(ref, i) for ref in refs)
+    return [pltriton.load(at, mask=inside, other=0.0).astype(F32) for at, inside in places]
 
   def store(self, ref, i, x):
     at, inside = self._at(ref, i)
