@@ -36,6 +36,8 @@ PROGRAMS = {
     "linear attention step": ("linear_attention_step",),
     "short conv forward": ("short_conv_fwd",),
     "short conv backward": ("short_conv_bwd",),
+    "joint conv forward": ("short_conv_fwd",),
+    "joint conv backward": ("short_conv_bwd",),
     "head norm forward": ("head_norm_fwd",),
     "head norm backward": ("head_norm_bwd",),
   },
@@ -58,8 +60,9 @@ class Case:
 
   inputs: "plain" is q, k, v, beta; "full" adds g, S0, segments; "channels" has a g for each key
   channel in place of one for each head, "gates of channels" that g alone. Linear attention has no
-  beta; a short convolution has four taps, silu and the L2 norm of heads; it and attention are
-  "full" with documents, the norm of an output's heads with a gate.
+  beta; a short convolution has four taps, silu and the L2 norm of heads, a joint one is of q, k and
+  v and has a channel of each head beside them; they and attention are "full" with documents, the
+  norm of an output's heads with a gate.
   """
 
   program: str
@@ -77,7 +80,8 @@ class Case:
   @property
   def around(self) -> bool:
     """A kernel around the rule, which has no chunks and no gates."""
-    return self.program.startswith(("short conv", "head norm", "attention", "rope"))
+    around = ("short conv", "joint conv", "head norm", "attention", "rope")
+    return self.program.startswith(around)
 
   @property
   def channels(self) -> bool:

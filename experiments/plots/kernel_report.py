@@ -20,6 +20,8 @@ _PROGRAMS = (
   "linear attention step",
   "short conv forward",
   "short conv backward",
+  "joint conv forward",
+  "joint conv backward",
   "head norm forward",
   "head norm backward",
   "attention forward",

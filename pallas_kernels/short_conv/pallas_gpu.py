@@ -1,8 +1,9 @@
-"""Short convolutions on NVIDIA GPUs: a program takes some tokens of one head, a block at a time.
+"""Short convolutions on NVIDIA GPUs: a program takes some tokens of one head.
 
 Heads may be of several parts of x, as q, k and v are of one product: each part has an output of its
-own. Neighbouring tokens are read from where they lie; all but the first reading of a token meets a
-cache. The backward computes the convolution again, for each token as often as taps saw it.
+own. A program goes through several stretches of tokens at the same time, one token of each after
+the other, and keeps what the next tokens need of the last ones: a token is read and computed once,
+and again only after the end of a stretch, for the gradients of its last tokens.
 """
 
 import functools
@@ -18,11 +19,9 @@ from jax.experimental.pallas import triton as pltriton
 from pallas_kernels.tiling import cdiv
 
 F32 = jnp.float32
-ELEMENTS = 2048  # of a block: 16 registers a thread at 4 warps
-# Tokens of a program, in blocks one after the other: every program writes its sums of the gradient
-# of the taps.
-TOKENS = 128
-WARPS = 4
+ELEMENTS = 512  # of a block, one token of each stretch: 8 registers a thread
+TOKENS = 256  # of a program, which writes its sums of the gradient of the taps
+WARPS = 2
 
 
 class Part(NamedTuple):
@@ -51,46 +50,45 @@ def _of_its_part(parts, run):
 
 
 class _Head:
-  """A program's tokens of one head, of x [B, L, ..] and of an array of its part."""
+  """Stretches of `steps` tokens of one head, of x [B, L, ..] and of an array of its part."""
 
   def __init__(self, part, start, head, tokens, taps_ref, ages_refs, width):
     self.b, self.n = pl.program_id(2), pl.program_id(0)
-    self.T = min(ELEMENTS // part.size, tokens)
-    self.blocks = tokens // self.T
-    self.own = head * part.size + lax.broadcasted_iota(jnp.int32, (1, part.size), 1)
+    rows = min(ELEMENTS // part.size, tokens)
+    self.shape, self.steps = (rows, part.size), tokens // rows
+    self._first = self.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+    self._channels = head * part.size + lax.broadcasted_iota(jnp.int32, (1, part.size), 1)
+    self._start, self._ages, self.width = start, ages_refs, width
     self.cols = pl.ds(start + head * part.size, part.size)
-    self._start, self._first, self._ages = start, self.n * tokens, ages_refs
-    self.width = width
     self.taps = [taps_ref[self.b, s, self.cols][None] for s in range(taps_ref.shape[1])]
 
-  def _at(self, ref, i, shift, in_x):
-    at = self._first + i * self.T + shift + lax.broadcasted_iota(jnp.int32, (self.T, 1), 0)
-    inside = jnp.broadcast_to((at >= 0) & (at < ref.shape[1]), (self.T, self.own.shape[1]))
-    return ref.at[self.b, at, self._start + self.own if in_x else self.own], inside
+  def _at(self, ref, t, in_x):
+    at = self._first + t
+    inside = jnp.broadcast_to((at >= 0) & (at < ref.shape[1]), self.shape)
+    return ref.at[self.b, at, self._start + self._channels if in_x else self._channels], inside
 
-  def load(self, ref, i, shift, in_x=True):
-    """Block i, `shift` tokens later; zeros outside the row."""
-    at, inside = self._at(ref, i, shift, in_x)
+  def load(self, ref, t, in_x=True):
+    """Token t of every stretch; zeros outside the row."""
+    at, inside = self._at(ref, t, in_x)
     return pltriton.load(at, mask=inside, other=0.0).astype(F32)
 
-  def store(self, ref, i, x, in_x=True):
-    at, inside = self._at(ref, i, 0, in_x)
-    pltriton.store(at, x.astype(ref.dtype), mask=inside)
+  def store(self, ref, t, x, in_x=True):
+    """Tokens before the first of a stretch and after the last are left out."""
+    at, inside = self._at(ref, t, in_x)
+    pltriton.store(at, x.astype(ref.dtype), mask=inside & (t >= 0) & (t < self.steps))
 
-  def of_document(self, s, i, shift, x):
-    """x where the token s before it is of its document; x is `shift` tokens later."""
+  def of_document(self, t):
+    """(s, x) -> x where the token s before t is of t's document, else 0."""
     if not self._ages:
-      return x
+      return lambda s, x: x
     (ages,) = self._ages
-    at = self._first + i * self.T + shift + lax.broadcasted_iota(jnp.int32, (self.T,), 0)
-    age = ages[self.b, jnp.clip(at, 0, ages.shape[1] - 1)]
-    return jnp.where((age >= s)[:, None], x, 0.0)
+    at = jnp.clip(self._first[:, 0] + t, 0, ages.shape[1] - 1)
+    age = ages[self.b, at][:, None]
+    return lambda s, x: x if s == 0 else jnp.where(age >= s, x, 0.0)
 
-  def seen(self, ref, s, i, shift):
-    return self.of_document(s, i, shift, self.load(ref, i, shift - s))
-
-  def conv(self, ref, i, shift):
-    y = sum(self.seen(ref, s, i, shift) * self.taps[s] for s in range(self.width))
+  def conv(self, seen):
+    """Of the tokens seen, the current one first."""
+    y = sum(x * tap for x, tap in zip(seen, self.taps))
     return sum(self.taps[self.width :], start=y)
 
 
@@ -100,11 +98,13 @@ def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   def run(number, part, start, head):
     own = _Head(part, start, head, tokens, taps_ref, ages_refs, width)
 
-    def block(i, _):
-      y = part.finish(own.conv(x_ref, i, 0), _total)
-      own.store(y_refs[number], i, y, in_x=False)
+    def step(t, before):
+      window, same = [own.load(x_ref, t), *before], own.of_document(t)
+      y = own.conv([same(s, x) for s, x in enumerate(window)])
+      own.store(y_refs[number], t, part.finish(y, _total), in_x=False)
+      return window[:-1]
 
-    lax.fori_loop(0, own.blocks, block, None)
+    lax.fori_loop(0, own.steps, step, [own.load(x_ref, -s) for s in range(1, width)])
 
   _of_its_part(parts, run)
 
@@ -114,27 +114,29 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
 
   def run(number, part, start, head):
     own = _Head(part, start, head, tokens, taps_ref, ages_refs, width)
+    # From the last token that sees one of the stretch.
+    last = own.steps + width - 2
 
-    def block(i, dtaps):
-      def step(j, carry):
-        s = width - 1 - j
-        y = own.conv(x_ref, i, s)
-        d = own.load(d_refs[number], i, s, in_x=False)
-        (dy,) = jax.vjp(lambda y: part.finish(y, _total), y)[1](d)
-        tap = taps_ref[own.b, s, own.cols][None]
-        return carry[0] + own.of_document(s, i, s, dy) * tap, dy
+    def step(i, carry):
+      # x of t and of tokens before it; what dx of tokens before t has from those after it.
+      later, partial, dtaps = carry
+      t = last - i
+      window, same = [*later, own.load(x_ref, t - width + 1)], own.of_document(t)
+      seen = [same(s, x) for s, x in enumerate(window)]
+      d = own.load(d_refs[number], t, in_x=False)
+      (dy,) = jax.vjp(lambda y: part.finish(y, _total), own.conv(seen))[1](d)
+      dx = [y + same(s, dy) * own.taps[s] for s, y in enumerate([*partial, 0.0])]
+      own.store(dx_ref, t, dx[0])
+      dy = jnp.where(t < own.steps, dy, 0.0)
+      seen += [1.0] * (len(dtaps) - width)
+      return window[1:], dx[1:], [total + dy * x for total, x in zip(dtaps, seen)]
 
-      # A loop, not unrolled: what its rounds read in common would be kept in registers, and spill.
-      zero = jnp.zeros((own.T, part.size), F32)
-      dx, dy = lax.fori_loop(0, width, step, (zero, zero))
-      own.store(dx_ref, i, dx)
-      factors = [own.seen(x_ref, s, i, 0) if s < width else 1.0 for s in range(len(dtaps))]
-      return [total + jnp.sum(dy * x, axis=0) for total, x in zip(dtaps, factors)]
-
-    zero = jnp.zeros((part.size,), F32)
-    dtaps = lax.fori_loop(0, own.blocks, block, [zero] * len(own.taps))
+    zero = jnp.zeros(own.shape, F32)
+    later = [own.load(x_ref, last - s) for s in range(width - 1)]
+    carry = later, [zero] * (width - 1), [zero] * len(own.taps)
+    _, _, dtaps = lax.fori_loop(0, last + 1, step, carry)
     for s, total in enumerate(dtaps):
-      dtaps_ref[own.b, own.n, s, own.cols] = total
+      dtaps_ref[own.b, own.n, s, own.cols] = jnp.sum(total, axis=0)
 
   _of_its_part(parts, run)
 
