@@ -9,10 +9,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax import ops
-from deltanet_jax.ops import head_norm, rms_norm, short_conv
+from deltanet_jax.ops import head_norm, rms_norm, short_conv, short_convs
 from deltanet_jax.ops.finish import AS_IS, Finish
 from deltanet_jax.ops.matmul import matmul, matmuls
-from deltanet_jax.ops.short_conv import has_short_convs, short_convs
+from deltanet_jax.ops.short_conv import has_short_convs
 from deltanet_jax.sharding import locally, splits
 
 # Of a norm of heads: none is cut in two, and the tokens stay where they are.
@@ -227,23 +227,20 @@ class QKV(nnx.Module):
     return not splits("mixing_heads") and has_short_convs(x.dtype, *self._convs())
 
   def _of_one_product(self, x, segment_ids, beside):
-    linears = [self.q, self.k, self.v, *beside]
-    weights = [y.kernel[...] for y in linears]
+    weights = [linear.kernel[...] for linear in (self.q, self.k, self.v, *beside)]
     # Rows of whole 32 bytes, as memory is read.
-    columns = sum(w.shape[1] for w in weights)
-    weights.append(jnp.zeros((x.shape[2], -columns % 16), x.dtype))
+    fill = -sum(weight.shape[1] for weight in weights) % 16
+    weights.append(jnp.zeros((x.shape[2], fill), x.dtype))
     kernels, finishes = self._convs()
 
     def run(y, segment_ids, *kernels):
       return tuple(short_convs(y, kernels, finishes, segment_ids=segment_ids))
 
-    tokens, weight = ("batch", None, None), (None, None)
-    names = (tokens, ("batch", None), *[weight] * 3)
-    y = matmuls(x, weights)
-    outs = (tokens,) * (3 + (y.shape[2] > sum(k.shape[1] for k in kernels)))
-    q, k, v, *rest = locally(run, (y, segment_ids, *kernels), names, outs)
-    ends = list(itertools.accumulate(y.kernel.shape[1] for y in beside))
-    return [q, k, v, *(jnp.split(rest[0], ends, axis=2)[:-1] if beside else [])]
+    tokens = ("batch", None, None)
+    names = (tokens, tokens[:2], *[(None, None)] * len(kernels))
+    *qkv, others = locally(run, (matmuls(x, weights), segment_ids, *kernels), names, [tokens] * 4)
+    ends = list(itertools.accumulate(linear.kernel.shape[1] for linear in beside))
+    return qkv + jnp.split(others, ends, axis=2)[:-1]
 
 
 class HeadOutput(nnx.Module):
@@ -272,7 +269,7 @@ class HeadOutput(nnx.Module):
       return (split_heads(y, o.shape[2]),)
 
     names = (_HEADS, _HEADS, (None,))
-    (y,) = locally(norm, (o.astype(x.dtype), gate, scale), names, (_HEADS,))
+    (y,) = locally(norm, (o.astype(x.dtype), gate, scale), names, names[:1])
     return self.out(merge_heads(y))
 
 

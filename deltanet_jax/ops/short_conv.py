@@ -93,7 +93,7 @@ def short_convs(
     interpret: runs the kernel on the CPU.
 
   Returns:
-    A result for each part, and x's other channels as they are, if there are any.
+    A result for each part, and x's other channels as they are.
   """
   for kernel, finish in zip(kernels, finishes, strict=True):
     if reason := _refusal("pallas_gpu", x.dtype, kernel, None, finish):

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops import causal_attention, head_norm, rope, short_conv
+from deltanet_jax.ops import causal_attention, head_norm, rope, short_conv, short_convs
 from deltanet_jax.ops.finish import Finish
-from deltanet_jax.ops.short_conv import short_convs
 from experiments.ahead import kernel_programs
 
 

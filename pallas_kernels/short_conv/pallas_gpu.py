@@ -36,12 +36,24 @@ def _total(x):
   return jnp.sum(x, axis=1, keepdims=True)
 
 
+class _Place(NamedTuple):
+  """A program's tokens, the row, and where its head begins in x and in its part."""
+
+  n: jax.Array
+  b: jax.Array
+  in_x: jax.Array
+  in_part: jax.Array
+
+
 def _of_its_part(parts, run):
-  """run(i, part, its first channel in x, the head's number in it) for this program's part i."""
-  unit, heads, channels = pl.program_id(1), 0, 0
+  """run(i, place) where i is the number of this program's part."""
+  # Asked for here, as the interpreter knows them outside of branches alone.
+  n, unit, b = (pl.program_id(axis) for axis in range(3))
+  heads, channels = 0, 0
   for i, part in enumerate(parts):
     first, heads = heads, heads + part.channels // part.size
-    mine = functools.partial(run, i, part, channels, unit - first)
+    in_part = (unit - first) * part.size
+    mine = functools.partial(run, i, _Place(n, b, channels + in_part, in_part))
     if len(parts) == 1:
       mine()
     else:
@@ -52,20 +64,20 @@ def _of_its_part(parts, run):
 class _Head:
   """Stretches of `steps` tokens of one head, of x [B, L, ..] and of an array of its part."""
 
-  def __init__(self, part, start, head, tokens, taps_ref, ages_refs, width):
-    self.b, self.n = pl.program_id(2), pl.program_id(0)
-    rows = min(ELEMENTS // part.size, tokens)
-    self.shape, self.steps = (rows, part.size), tokens // rows
-    self._first = self.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
-    self._channels = head * part.size + lax.broadcasted_iota(jnp.int32, (1, part.size), 1)
-    self._start, self._ages, self.width = start, ages_refs, width
-    self.cols = pl.ds(start + head * part.size, part.size)
-    self.taps = [taps_ref[self.b, s, self.cols][None] for s in range(taps_ref.shape[1])]
+  def __init__(self, place, size, tokens, taps_ref, ages_refs, width):
+    rows = min(ELEMENTS // size, tokens)
+    self.shape, self.steps = (rows, size), tokens // rows
+    self._place, self._ages, self.width = place, ages_refs, width
+    self._first = place.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+    self._channels = lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    self.cols = pl.ds(place.in_x, size)
+    self.taps = [taps_ref[place.b, s, self.cols][None] for s in range(taps_ref.shape[1])]
 
   def _at(self, ref, t, in_x):
     at = self._first + t
     inside = jnp.broadcast_to((at >= 0) & (at < ref.shape[1]), self.shape)
-    return ref.at[self.b, at, self._start + self._channels if in_x else self._channels], inside
+    start = self._place.in_x if in_x else self._place.in_part
+    return ref.at[self._place.b, at, start + self._channels], inside
 
   def load(self, ref, t, in_x=True):
     """Token t of every stretch; zeros outside the row."""
@@ -83,7 +95,7 @@ class _Head:
       return lambda s, x: x
     (ages,) = self._ages
     at = jnp.clip(self._first[:, 0] + t, 0, ages.shape[1] - 1)
-    age = ages[self.b, at][:, None]
+    age = ages[self._place.b, at][:, None]
     return lambda s, x: x if s == 0 else jnp.where(age >= s, x, 0.0)
 
   def conv(self, seen):
@@ -95,13 +107,14 @@ class _Head:
 def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   y_refs, ages_refs = refs[-len(parts) :], refs[: -len(parts)]
 
-  def run(number, part, start, head):
-    own = _Head(part, start, head, tokens, taps_ref, ages_refs, width)
+  def run(number, place):
+    finish, size, _ = parts[number]
+    own = _Head(place, size, tokens, taps_ref, ages_refs, width)
 
     def step(t, before):
       window, same = [own.load(x_ref, t), *before], own.of_document(t)
       y = own.conv([same(s, x) for s, x in enumerate(window)])
-      own.store(y_refs[number], t, part.finish(y, _total), in_x=False)
+      own.store(y_refs[number], t, finish(y, _total), in_x=False)
       return window[:-1]
 
     lax.fori_loop(0, own.steps, step, [own.load(x_ref, -s) for s in range(1, width)])
@@ -112,8 +125,9 @@ def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
 def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   d_refs, (*ages_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
 
-  def run(number, part, start, head):
-    own = _Head(part, start, head, tokens, taps_ref, ages_refs, width)
+  def run(number, place):
+    finish, size, _ = parts[number]
+    own = _Head(place, size, tokens, taps_ref, ages_refs, width)
     # From the last token that sees one of the stretch.
     last = own.steps + width - 2
 
@@ -124,7 +138,7 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
       window, same = [*later, own.load(x_ref, t - width + 1)], own.of_document(t)
       seen = [same(s, x) for s, x in enumerate(window)]
       d = own.load(d_refs[number], t, in_x=False)
-      (dy,) = jax.vjp(lambda y: part.finish(y, _total), own.conv(seen))[1](d)
+      (dy,) = jax.vjp(lambda y: finish(y, _total), own.conv(seen))[1](d)
       dx = [y + same(s, dy) * own.taps[s] for s, y in enumerate([*partial, 0.0])]
       own.store(dx_ref, t, dx[0])
       dy = jnp.where(t < own.steps, dy, 0.0)
@@ -136,7 +150,7 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
     carry = later, [zero] * (width - 1), [zero] * len(own.taps)
     _, _, dtaps = lax.fori_loop(0, last + 1, step, carry)
     for s, total in enumerate(dtaps):
-      dtaps_ref[own.b, own.n, s, own.cols] = jnp.sum(total, axis=0)
+      dtaps_ref[place.b, place.n, s, own.cols] = jnp.sum(total, axis=0)
 
   _of_its_part(parts, run)
 

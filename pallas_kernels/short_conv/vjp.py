@@ -45,33 +45,33 @@ def short_conv_tpu(x, kernel, bias, ages, finish, size, interpret=False):
 
 
 def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
-  """The same on GPU for parts of x's channels, one after the other; a result for each part.
+  """The same on GPU for parts of x's channels, one after the other.
 
   Args:
-    x: [B, L, D + ..]: channels after the parts' are returned as the last result, if there are any.
+    x: [B, L, D + ..]: the parts' channels, and others.
     parts: (finish, size, channels) of each, the size a power of two.
+
+  Returns:
+    A result for each part, and x's other channels as they are.
   """
   x = x if interpret else only_on(x, "cuda", "short_conv")
   parts = tuple(pallas_gpu.Part(*part) for part in parts)
   options, D = dict(parts=parts, width=kernel.shape[0]), kernel.shape[1]
-  beside = lambda x: (x[..., D:],) if x.shape[2] > D else ()
 
   def run(x, taps, ages):
-    return *pallas_gpu.forward(x, taps, ages, **options, interpret=interpret), *beside(x)
+    return *pallas_gpu.forward(x, taps, ages, **options, interpret=interpret), x[..., D:]
 
   def backward(args, _, cotangents):
-    ds, beside = cotangents[: len(parts)], cotangents[len(parts) :]
+    *ds, others = cotangents
     dx, dtaps = pallas_gpu.backward(*args, ds, **options, interpret=interpret)
-    for d in beside:
-      # Where they lie: dx is one array, so that what made x has one product to differentiate.
-      dx = lax.dynamic_update_slice(dx, d.astype(dx.dtype), (0, 0, D))
-    return dx, dtaps, None
+    # In place: dx is one array, so that what made x has one product to differentiate.
+    return lax.dynamic_update_slice(dx, others, (0, 0, D)), dtaps, None
 
   kernels = Kernels(
     run=run,
     save=lambda *args: (run(*args), ()),
     backward=backward,
-    plain=lambda x, *args: (*plain.short_convs(x, *args, **options), *beside(x)),
+    plain=lambda x, *args: (*plain.short_convs(x, *args, **options), x[..., D:]),
     refusal=_NO_FORWARD_MODE,
   )
   return by_kernels(kernels, x, _taps(x, kernel, bias), ages)
