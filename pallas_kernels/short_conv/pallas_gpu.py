@@ -85,9 +85,9 @@ class _Head:
     return pltriton.load(at, mask=inside, other=0.0).astype(F32)
 
   def store(self, ref, t, x, in_x=True):
-    """Tokens before the first of a stretch and after the last are left out."""
+    """Tokens after a stretch are left out: another one has them."""
     at, inside = self._at(ref, t, in_x)
-    pltriton.store(at, x.astype(ref.dtype), mask=inside & (t >= 0) & (t < self.steps))
+    pltriton.store(at, x.astype(ref.dtype), mask=inside & (t < self.steps))
 
   def of_document(self, t):
     """(s, x) -> x where the token s before t is of t's document, else 0."""
@@ -155,7 +155,7 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   _of_its_part(parts, run)
 
 
-def _call(body, name, x, args, parts, out_shape, interpret, **options):
+def _call(body, name, x, args, out_shape, *, parts, width, interpret):
   B, L, _ = x.shape
   tokens = min(TOKENS, pl.next_power_of_2(L))
   blocks, heads = cdiv(L, tokens), sum(part.channels // part.size for part in parts)
@@ -163,7 +163,7 @@ def _call(body, name, x, args, parts, out_shape, interpret, **options):
   args = [y for y in args if y is not None]
   out_shape = out_shape(blocks)
   return pl.pallas_call(
-    functools.partial(body, parts=parts, tokens=tokens, **options),
+    functools.partial(body, parts=parts, tokens=tokens, width=width),
     grid=(blocks, heads, B),
     in_specs=[whole] * len(args),
     out_specs=[whole] * len(out_shape),
@@ -185,20 +185,16 @@ def forward(x, taps, ages, *, parts, width, interpret):
   out_shape = lambda _: [
     jax.ShapeDtypeStruct((*x.shape[:2], part.channels), x.dtype) for part in parts
   ]
-  options = dict(width=width)
-  return _call(
-    _forward_body, "short_conv_fwd", x, (x, taps, ages), parts, out_shape, interpret, **options
-  )
+  how = dict(parts=parts, width=width, interpret=interpret)
+  return _call(_forward_body, "short_conv_fwd", x, (x, taps, ages), out_shape, **how)
 
 
 def backward(x, taps, ages, ds, *, parts, width, interpret):
-  """dx in x's dtype, nothing where x's channels are of no part, and dtaps as taps."""
+  """dx in x's dtype, anything where its channels are of no part, and dtaps as taps."""
   out_shape = lambda blocks: [
     jax.ShapeDtypeStruct(x.shape, x.dtype),
     jax.ShapeDtypeStruct((x.shape[0], blocks, *taps.shape[1:]), F32),
   ]
-  args, options = (x, taps, *ds, ages), dict(width=width)
-  dx, dtaps = _call(
-    _backward_body, "short_conv_bwd", x, args, parts, out_shape, interpret, **options
-  )
+  args, how = (x, taps, *ds, ages), dict(parts=parts, width=width, interpret=interpret)
+  dx, dtaps = _call(_backward_body, "short_conv_bwd", x, args, out_shape, **how)
   return dx, dtaps.sum(axis=1)
