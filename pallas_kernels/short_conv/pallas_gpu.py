@@ -19,9 +19,8 @@ from jax.experimental.pallas import triton as pltriton
 from pallas_kernels.tiling import cdiv
 
 F32 = jnp.float32
-ELEMENTS = 512  # of a block, one token of each stretch: 8 registers a thread
+ELEMENTS = 512  # of a block, one token of each stretch
 TOKENS = 256  # of a program, which writes its sums of the gradient of the taps
-WARPS = 2
 
 
 class Part(NamedTuple):
@@ -162,13 +161,15 @@ def _call(body, name, x, args, out_shape, *, parts, width, interpret):
   whole = pl.BlockSpec(memory_space=pl.ANY)
   args = [y for y in args if y is not None]
   out_shape = out_shape(blocks)
+  # A thread has 8 numbers of each block that is kept, fewer where there are more than four taps.
+  warps = 2 * cdiv(pl.next_power_of_2(width), 4)
   return pl.pallas_call(
     functools.partial(body, parts=parts, tokens=tokens, width=width),
     grid=(blocks, heads, B),
     in_specs=[whole] * len(args),
     out_specs=[whole] * len(out_shape),
     out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=WARPS, num_stages=1),
+    compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=1),
     interpret=interpret,
     name=name,
   )(*args)
