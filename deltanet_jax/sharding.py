@@ -66,6 +66,14 @@ def check_divides(mesh, name: str | None, size: int, what: str):
     )
 
 
+def splits(name: str) -> bool:
+  """Whether the mesh in use splits axes of this name."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.are_all_axes_manual:
+    return False
+  return any(mesh.shape[axis] > 1 for axis in RULES[name])
+
+
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   """x, split over the mesh in use as its axes are named."""
   mesh = jax.sharding.get_abstract_mesh()

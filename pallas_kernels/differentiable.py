@@ -154,10 +154,12 @@ def _batch(leaves, axes, *, call, tree, **_):
   def fold(rows, x, axis):
     x = jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
     x = jnp.moveaxis(x, 0, rows)
-    return x.reshape(*x.shape[:rows], -1, *x.shape[rows + 2 :])
+    return x.reshape(*x.shape[:rows], size * x.shape[rows + 1], *x.shape[rows + 2 :])
 
   def unfold(rows, x):
-    return jnp.moveaxis(x.reshape(*x.shape[:rows], size, -1, *x.shape[rows + 1 :]), rows, 0)
+    each = x.shape[rows] // size
+    x = x.reshape(*x.shape[:rows], size, each, *x.shape[rows + 1 :])
+    return jnp.moveaxis(x, rows, 0)
 
   rows = _of_leaves(call.in_rows, tree.unflatten(range(len(leaves))))
   outs = call(*tree.unflatten([fold(*x) for x in zip(rows, leaves, axes)]))

@@ -75,9 +75,9 @@ class BlockDeltaNet(DeltaRuleMixer):
 
   def mix(self, x, segment_ids, state):
     H, m = self.heads, self.blocks
-    (q, k, v), convs = self.qkv(x, segment_ids, state)
+    (q, k, v, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
     q, k = (split_heads(y, H * m) for y in (q, k))
-    beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
+    beta = jax.nn.sigmoid(beta.astype(wide_dtype(x.dtype)))
     v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)
     o = o.reshape(*o.shape[:2], H, m, o.shape[3]).sum(axis=3)

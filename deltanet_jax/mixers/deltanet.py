@@ -56,8 +56,8 @@ class DeltaNet(DeltaRuleMixer):
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    qkv, convs = self.qkv(x, segment_ids, state)
+    (*qkv, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta = jax.nn.sigmoid(self.beta(x).astype(wide_dtype(x.dtype)))
+    beta = jax.nn.sigmoid(beta.astype(wide_dtype(x.dtype)))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

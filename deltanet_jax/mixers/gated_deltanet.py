@@ -79,11 +79,12 @@ class GatedDeltaNet(DeltaRuleMixer):
     g is None in a mixer that has no forget gate.
     """
     wide = wide_dtype(x.dtype)
-    qkv, convs = self.qkv(x, segment_ids, state)
-    beta = jax.nn.sigmoid(self.beta(x).astype(wide))
+    beside = [self.beta] if self.decay is None else [self.beta, self.decay]
+    (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, beside=beside)
+    qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))
     if self.decay is None:
       return qkv, beta, None, convs
-    dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
+    dt = jax.nn.softplus(decay[0].astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
     return qkv, beta, g, convs
 

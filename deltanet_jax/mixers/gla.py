@@ -51,9 +51,9 @@ class GLA(LinearAttentionMixer):
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    (q, k, v), convs = self.qkv(x, segment_ids, state)
-    q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
-    gate = self.decay_up(self.decay_down(x)).astype(wide_dtype(x.dtype))
+    (*qkv, gate), convs = self.qkv(x, segment_ids, state, beside=(self.decay_down,))
+    q, k, v = (split_heads(y, self.heads) for y in qkv)
+    gate = self.decay_up(gate).astype(wide_dtype(x.dtype))
     g = split_heads(jax.nn.log_sigmoid(gate) / self.cfg.gate_temperature, self.heads)
     o, S = self.run(q, k, v, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

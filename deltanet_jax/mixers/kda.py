@@ -66,10 +66,11 @@ class KDA(DeltaRuleMixer):
 
   def mix(self, x, segment_ids, state):
     wide = wide_dtype(x.dtype)
-    qkv, convs = self.qkv(x, segment_ids, state)
+    beside = (self.beta, self.decay.down)
+    (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, beside=beside)
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta = jax.nn.sigmoid(self.beta(x).astype(wide))
-    dt = jax.nn.softplus(self.decay(x).astype(wide) + self.dt_bias[...].astype(wide)[None, None])
+    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.of_down(decay)
+    dt = jax.nn.softplus(decay.astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -1,5 +1,6 @@
 """Modules that mixers and models are made of; a weight knows its axes and whether it decays."""
 
+import itertools
 import math
 
 import jax
@@ -8,10 +9,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax import ops
-from deltanet_jax.ops import rms_norm, short_conv
+from deltanet_jax.ops import head_norm, rms_norm, short_conv, short_convs
 from deltanet_jax.ops.finish import AS_IS, Finish
-from deltanet_jax.ops.matmul import matmul
-from deltanet_jax.sharding import locally
+from deltanet_jax.ops.matmul import matmul, matmuls
+from deltanet_jax.ops.short_conv import has_short_convs
+from deltanet_jax.sharding import locally, splits
+
+# Of a norm of heads: none is cut in two, and the tokens stay where they are.
+_HEADS = ("batch", "length", "heads", None)
 
 
 def param(value: Array, *axes: str | None, decays: bool | None = None) -> nnx.Param:
@@ -107,7 +112,10 @@ class LowRank(nnx.Module):
     self.act = act
 
   def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L d"]:
-    y = self.down(x)
+    return self.of_down(self.down(x))
+
+  def of_down(self, y: Float[Array, "B L r"]) -> Float[Array, "B L d"]:
+    """The same from y = x A."""
     return self.up(y if self.act is None else self.act(y))
 
 
@@ -186,8 +194,10 @@ class QKV(nnx.Module):
     convs = dict(q_conv=self.q_conv, k_conv=self.k_conv, v_conv=self.v_conv)
     return {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
 
-  def __call__(self, x, segment_ids, state):
-    """((q, k, v), convolution states)."""
+  def __call__(self, x, segment_ids, state, beside=()):
+    """([q, k, v, *results of the `Linear`s beside], convolution states, none if `state` is)."""
+    if state is None and self._are_one_product(x, beside):
+      return self._of_one_product(x, segment_ids, beside), {}
     out, states = [], {}
     for name, proj in (("q", self.q), ("k", self.k), ("v", self.v)):
       y, conv = proj(x), getattr(self, f"{name}_conv")
@@ -198,7 +208,39 @@ class QKV(nnx.Module):
         before = None if state is None else state[f"{name}_conv"]
         y, states[f"{name}_conv"] = conv(y, before, segment_ids, finish)
       out.append(y)
-    return out, states
+    return out + [linear(x) for linear in beside], states
+
+  def _convs(self):
+    """Their weights, and what follows each."""
+    kernels = [conv.kernel[...] for conv in (self.q_conv, self.k_conv, self.v_conv)]
+    return kernels, [self.key_finish, self.key_finish, self.value_finish]
+
+  def _are_one_product(self, x, beside):
+    """Whether x is read once for all of them, by a product with their weights side by side.
+
+    Where a kernel takes the convolutions from that product as it lies, which a GPU has: slices of
+    it would be copies. Not where heads or tokens are split over devices: side by side, the parts of
+    weights that a device holds are no part of the whole, and would be sent around.
+    """
+    if self.q_conv is None or any(y.bias is not None for y in (self.q, *beside)):
+      return False
+    return not splits("mixing_heads") and has_short_convs(x.dtype, *self._convs())
+
+  def _of_one_product(self, x, segment_ids, beside):
+    weights = [linear.kernel[...] for linear in (self.q, self.k, self.v, *beside)]
+    # Rows of whole 32 bytes, as memory is read.
+    fill = -sum(weight.shape[1] for weight in weights) % 16
+    weights.append(jnp.zeros((x.shape[2], fill), x.dtype))
+    kernels, finishes = self._convs()
+
+    def run(y, segment_ids, *kernels):
+      return tuple(short_convs(y, kernels, finishes, segment_ids=segment_ids))
+
+    tokens = ("batch", None, None)
+    names = (tokens, tokens[:2], *[(None, None)] * len(kernels))
+    *qkv, others = locally(run, (matmuls(x, weights), segment_ids, *kernels), names, [tokens] * 4)
+    ends = list(itertools.accumulate(linear.kernel.shape[1] for linear in beside))
+    return qkv + jnp.split(others, ends, axis=2)[:-1]
 
 
 class HeadOutput(nnx.Module):
@@ -218,12 +260,17 @@ class HeadOutput(nnx.Module):
 
   def __call__(self, o, x):
     """o `[B L H dv]` of the recurrence and the mixer's input x give y `[B L D]`."""
-    scale, eps = self.norm.scale[...], self.norm.eps
-    norm = lambda o, scale: rms_norm(o, scale, eps)
-    o = per_head(norm, merge_heads(o.astype(x.dtype)), scale.shape[0], scale)
-    if self.gate is not None:
-      o = o * self.squash(self.gate(x))
-    return self.out(o)
+    scale, eps, H = self.norm.scale[...], self.norm.eps, o.shape[2]
+    gate = None if self.gate is None else split_heads(self.gate(x), H)
+
+    def norm(o, gate, scale):
+      gate = None if gate is None else merge_heads(gate)
+      y = head_norm(merge_heads(o), scale, eps, gate=gate, squash=self.squash)
+      return (split_heads(y, o.shape[2]),)
+
+    names = (_HEADS, _HEADS, (None,))
+    (y,) = locally(norm, (o.astype(x.dtype), gate, scale), names, names[:1])
+    return self.out(merge_heads(y))
 
 
 def finish_heads(y, finish):
@@ -232,16 +279,13 @@ def finish_heads(y, finish):
   return y if finish.norm is None else per_head(finish.normalize, y, finish.size)
 
 
-def per_head(norm, x, size, *weights):
-  """norm(x, *weights) of x `[B L H·size]`, by each device for its own heads."""
+def per_head(norm, x, size):
+  """norm(x) of x `[B L H·size]`, by each device for its own heads."""
 
-  def run(x, *weights):
-    return (split_heads(norm(merge_heads(x), *weights), x.shape[2]),)
+  def run(x):
+    return (split_heads(norm(merge_heads(x)), x.shape[2]),)
 
-  # Split by heads, so that none is cut in two; the channels stay where they are.
-  heads = ("batch", "length", "heads", None)
-  names = (heads, *((None,) * w.ndim for w in weights))
-  (y,) = locally(run, (split_heads(x, x.shape[2] // size), *weights), names, (heads,))
+  (y,) = locally(run, (split_heads(x, x.shape[2] // size),), (_HEADS,), (_HEADS,))
   return merge_heads(y)
 
 

@@ -9,6 +9,7 @@ from deltanet_jax.ops.delta_rule import (
   wy_representation,
 )
 from deltanet_jax.ops.dplr import dplr, dplr_step
+from deltanet_jax.ops.head_norm import head_norm
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
 from deltanet_jax.ops.log_max_scan import empty_log_max_state, log_max_scan
 from deltanet_jax.ops.logcumsumexp import logcumsumexp
@@ -17,7 +18,7 @@ from deltanet_jax.ops.norms import l1_norm, l2_norm, layer_norm, rms_norm
 from deltanet_jax.ops.platform import compiling_for
 from deltanet_jax.ops.rope import rope
 from deltanet_jax.ops.selective_scan import selective_scan
-from deltanet_jax.ops.short_conv import short_conv
+from deltanet_jax.ops.short_conv import short_conv, short_convs
 from deltanet_jax.ops.state_space import state_space
 from deltanet_jax.ops.token_shift import token_shift
 from deltanet_jax.ops.triangular import unit_lower_inverse
@@ -32,6 +33,7 @@ __all__ = [
   "dplr",
   "dplr_step",
   "empty_log_max_state",
+  "head_norm",
   "init_cache",
   "l1_norm",
   "l2_norm",
@@ -46,6 +48,7 @@ __all__ = [
   "rope",
   "selective_scan",
   "short_conv",
+  "short_convs",
   "state_space",
   "token_shift",
   "unit_lower_inverse",

@@ -1,4 +1,6 @@
-"""x W for weights W, with a backward whose products need no transposed copies."""
+"""x W for weights W, with backwards whose products need no transposed copies."""
+
+import itertools
 
 import jax.numpy as jnp
 
@@ -25,3 +27,22 @@ def matmul(x, kernel, wide=False):
   """
   dtype = wide_dtype(x.dtype) if wide else x.dtype
   return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+
+
+def _side_by_side(kernels, dtype):
+  return jnp.concatenate([kernel.astype(dtype) for kernel in kernels], axis=1)
+
+
+def _matmuls_backward(args, d):
+  x, kernels = args
+  dx, dW = _backward(False, (x, _side_by_side(kernels, x.dtype)), d)
+  ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))
+  parts = jnp.split(dW, ends[:-1], axis=1)
+  return dx, [part.astype(kernel.dtype) for part, kernel in zip(parts, kernels)]
+
+
+# By hand: the weights side by side are no residual, which all layers would keep.
+@backward_by_hand(_matmuls_backward, inline=True)
+def matmuls(x, kernels):
+  """x [.. i] by all of the weights [i o] side by side, in x's dtype: x is read once."""
+  return jnp.matmul(x, _side_by_side(kernels, x.dtype))

@@ -1,5 +1,6 @@
 """Short causal convolution, one filter per channel, and what follows it."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -74,13 +75,46 @@ def short_conv(
   return y if by_kernel else finish(y), after
 
 
-def _refusal(implementation, x, kernel, state, finish):
+def short_convs(
+  x: Float[Array, "B L n"],
+  kernels: Sequence[Float[Array, "W _"]],
+  finishes: Sequence[Finish],
+  *,
+  segment_ids: Int[Array, "B L"] | None = None,
+  interpret: bool = False,
+) -> list[Float[Array, "B L _"]]:
+  """`short_conv` of parts of x's channels, one after the other, each with its kernel and finish.
+
+  A kernel for NVIDIA GPUs, of inputs that `has_short_convs` names: x, which one product made, is
+  read as it lies, and its gradient is written as one array.
+
+  Args:
+    x: the parts' channels, and then any others.
+    interpret: runs the kernel on the CPU.
+
+  Returns:
+    A result for each part, and x's other channels as they are.
+  """
+  for kernel, finish in zip(kernels, finishes, strict=True):
+    if reason := _refusal("pallas_gpu", x.dtype, kernel, None, finish):
+      raise ValueError(f"{reason}; use short_conv.")
+  parts = [(finish, kernel.shape[1]) for kernel, finish in zip(kernels, finishes)]
+  return _gpu_kernel(x, jnp.concatenate(kernels, axis=1), None, segment_ids, parts, interpret)
+
+
+def has_short_convs(dtype, kernels, finishes) -> bool:
+  """Whether the platform has `short_convs`, for these inputs."""
+  refused = (_refusal("pallas_gpu", dtype, k, None, f) for k, f in zip(kernels, finishes))
+  return target_platform() == "gpu" and not any(refused)
+
+
+def _refusal(implementation, dtype, kernel, state, finish):
   """Why that kernel does not take these inputs, in one sentence; None if it does."""
-  size, D = finish.size or LANES, x.shape[2]
+  size, D = finish.size or LANES, kernel.shape[1]
   if state is not None:
     return "a kernel begins with nothing before the first token, state must be None"
-  if x.dtype not in (jnp.bfloat16, jnp.float32):
-    return f"a kernel takes bfloat16 or float32, got {x.dtype}"
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    return f"a kernel takes bfloat16 or float32, got {dtype}"
   if kernel.shape[0] > _MAX_WIDTH:
     return f"a kernel takes up to {_MAX_WIDTH} taps, got {kernel.shape[0]}"
   if implementation == "pallas_tpu" and (D % LANES or (size % LANES and LANES % size)):
@@ -99,23 +133,36 @@ def _choose(implementation, x, kernel, state, finish):
     implementation = _FASTEST.get(target_platform(), "plain")
   reason = None
   if implementation != "plain":
-    reason = _refusal(implementation, x, kernel, state, finish)
+    reason = _refusal(implementation, x.dtype, kernel, state, finish)
   if reason and named:
     raise ValueError(f'{reason}; use implementation="plain".')
   return "plain" if reason else implementation
 
 
 def _kernel(implementation, x, kernel, bias, segment_ids, finish, interpret):
+  if implementation == "pallas_gpu":
+    parts = [(finish, x.shape[2])]
+    return _gpu_kernel(x, kernel, bias, segment_ids, parts, interpret)[0]
   # Imported when it is called: it is heavy.
   from pallas_kernels.short_conv import vjp
 
-  ages = None
-  if segment_ids is not None:
-    ages = positions(jnp.zeros(x.shape[0], jnp.int32), x.shape[1], segment_ids)
-  size = finish.size or LANES
-  platform = {"pallas_tpu": "tpu", "pallas_gpu": "cuda"}[implementation]
-  args = (x, kernel, bias, ages, finish.in_kernel, size)
-  return vjp.short_conv(platform, *args, interpret=interpret)
+  how = dict(finish=finish.in_kernel, size=finish.size or LANES, interpret=interpret)
+  return vjp.short_conv_tpu(x, kernel, bias, _ages(x, segment_ids), **how)
+
+
+def _gpu_kernel(x, kernel, bias, segment_ids, parts, interpret):
+  from pallas_kernels.short_conv import vjp
+
+  parts = tuple((finish.in_kernel, finish.size or LANES, channels) for finish, channels in parts)
+  ages = _ages(x, segment_ids)
+  return list(vjp.short_convs_gpu(x, kernel, bias, ages, parts, interpret=interpret))
+
+
+def _ages(x, segment_ids):
+  """Tokens before each one in its document, None for one document."""
+  if segment_ids is None:
+    return None
+  return positions(jnp.zeros(x.shape[0], jnp.int32), x.shape[1], segment_ids)
 
 
 def _shift(x, s):

@@ -173,14 +173,14 @@ class Program(Text):
     return 0 if i == 0 and x.op in _PART_WRITTEN else None
 
   def _part_used(self, computation, name):
-    """`_part_read` of all operations together that use this one."""
-    total = 0
+    """`_part_read` of all operations together that use this one; None too if it is the result."""
+    total = None if computation[name].root else 0
     for user in computation.values():
       for i, operand in enumerate(user.operands):
         if operand == name:
           same = user.op == "bitcast"
           part = self._part_used(computation, user.name) if same else self._part_read(user, i)
-          if part is None:
+          if part is None or total is None:
             return None
           total += part
     return total

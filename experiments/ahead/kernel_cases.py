@@ -39,6 +39,10 @@ PROGRAMS = {
     "short conv backward": ("short_conv_bwd",),
     "attention forward": ("attention_fwd",),
     "attention backward": ("attention_bwd",),
+    "joint conv forward": ("short_conv_fwd",),
+    "joint conv backward": ("short_conv_bwd",),
+    "head norm forward": ("head_norm_fwd",),
+    "head norm backward": ("head_norm_bwd",),
   },
 }  # fmt: skip
 # What gates of key channels add to them.
@@ -59,8 +63,9 @@ class Case:
 
   inputs: "plain" is q, k, v, beta; "documents" adds segments, "full" g and S0 as well; "channels"
   has a g for each key channel in place of one for each head, "gates of channels" that g alone.
-  Linear attention has no beta; a short convolution has four taps, silu and the L2 norm of heads; it
-  and attention are "full" with documents.
+  Linear attention has no beta; a short convolution has four taps, silu and the L2 norm of heads, a
+  joint one is of q, k and v and has a channel of each head beside them; they and attention are
+  "full" with documents, the norm of an output's heads with a gate.
   """
 
   program: str
@@ -78,7 +83,8 @@ class Case:
   @property
   def around(self) -> bool:
     """A kernel around the rule, which has no chunks and no gates."""
-    return self.program.startswith(("short conv", "attention", "rope"))
+    around = ("short conv", "joint conv", "head norm", "attention", "rope")
+    return self.program.startswith(around)
 
   @property
   def channels(self) -> bool:

@@ -12,11 +12,13 @@ from deltanet_jax.ops import (
   causal_attention,
   delta_rule,
   delta_rule_step,
+  head_norm,
   linear_attention,
   linear_attention_step,
   numerics,
   rope,
   short_conv,
+  short_convs,
 )
 from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
 from deltanet_jax.ops.finish import Finish
@@ -74,7 +76,10 @@ class Case:
 
   @property
   def names(self) -> tuple[str, ...]:
-    return ("o",) if self.kernel.startswith(("attention", "rope", "short conv")) else ("o", "S")
+    if self.kernel.startswith("joint conv"):
+      return ("q", "k", "v", "beside")
+    alone = ("attention", "rope", "short conv", "head norm")
+    return ("o",) if self.kernel.startswith(alone) else ("o", "S")
 
 
 def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
@@ -89,7 +94,7 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
     for name in RULES[platform]:
       if name != "triton" or triton:
         yield from _rules(name, sizes, options)
-    for others in (_others, _rope, _linear, _convs):
+    for others in (_others, _rope, _linear, _convs, _joint_convs, _norms):
       yield from others(KERNELS[platform], sizes, options)
 
 
@@ -151,6 +156,49 @@ def _convs(name, sizes, options):
   for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
     for dtype in sizes.dtypes[inputs]:
       yield Case(f"short conv {name}", inputs, dtype, arrays | more, *forms)
+
+
+def _joint_convs(name, sizes, options):
+  """Those of q, k and v of one product, with columns beside them, which a GPU has alone."""
+  if name != "pallas_gpu":
+    return
+  rng = np.random.default_rng(0)
+  L, widths = sizes.spec.L, dict(q=256, k=256, v=512)
+  x = dict(x=rng.standard_normal((2, L, sum(widths.values()) + 16)))
+  arrays = x | {name: rng.standard_normal((4, width)) for name, width in widths.items()}
+  ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
+  finishes = [Finish("silu", "l2", 128)] * 2 + [Finish("silu", size=256)]
+
+  def joint(x, q, k, v, segment_ids=None):
+    return tuple(short_convs(x, (q, k, v), finishes, segment_ids=segment_ids, **options))
+
+  def each(x, q, k, v, segment_ids=None):
+    *own, beside = jnp.split(x, np.cumsum(list(widths.values())), axis=2)
+    conv = functools.partial(short_conv, segment_ids=segment_ids, implementation="plain")
+    outs = [conv(y, w, finish=finish)[0] for y, w, finish in zip(own, (q, k, v), finishes)]
+    return *outs, beside
+
+  for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
+    for dtype in sizes.dtypes[inputs]:
+      yield Case(f"joint conv {name}", inputs, dtype, arrays | more, joint, each, each)
+
+
+def _norms(name, sizes, options):
+  """Norms of an output's heads, and with a gate, which have a kernel on GPU alone."""
+  if name != "pallas_gpu":
+    return
+  rng = np.random.default_rng(0)
+  shape = (2, sizes.spec.L, 256)
+  arrays = dict(x=rng.standard_normal(shape), scale=rng.standard_normal(128))
+  gate = dict(gate=rng.standard_normal(shape))
+  norm = functools.partial(head_norm, eps=1e-6, squash=jax.nn.silu)
+  by = lambda implementation, **more: (
+    lambda **x: (norm(**x, implementation=implementation, **more),)
+  )
+  forms = (by(name, **options), by("plain"), by("plain"))
+  for inputs, more in (("plain", {}), ("full", gate)):
+    for dtype in sizes.dtypes[inputs]:
+      yield Case(f"head norm {name}", inputs, dtype, arrays | more, *forms)
 
 
 def _others(name, sizes, options):

@@ -13,3 +13,14 @@ def short_conv(x, taps, ages, *, finish, size, width):
     y = y + seen.astype(taps.dtype) * taps[:, s : s + 1]
   heads = y.reshape(*y.shape[:2], -1, size)
   return finish(heads, lambda x: x.sum(axis=-1, keepdims=True)).reshape(x.shape).astype(x.dtype)
+
+
+def short_convs(x, taps, ages, *, parts, width):
+  """The same for parts of x's channels, one after the other."""
+  start, out = 0, []
+  for finish, size, channels in parts:
+    own = slice(start, start + channels)
+    options = dict(finish=finish, size=size, width=width)
+    out.append(short_conv(x[..., own], taps[..., own], ages, **options))
+    start += channels
+  return tuple(out)

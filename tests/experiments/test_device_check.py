@@ -22,7 +22,8 @@ def test_every_kernel_is_checked():
   rules = {"pallas_tpu", "pallas_gpu", "pallas_gpu unfused"}
   more = ("step", "attention", "linear attention", "step linear attention", "short conv")
   every = {f"{x} {y}" for x in more for y in rules if " " not in y}
-  assert names == rules | every | {"rope pallas_tpu"}
+  of_one = {"rope pallas_tpu", "joint conv pallas_gpu", "head norm pallas_gpu"}
+  assert names == rules | every | of_one
   assert "triton" in {x.kernel for x in device_kernels.cases(("gpu",), False, True)}
 
 

@@ -146,6 +146,35 @@ def test_a_loop_moves_slices_as_often_as_it_runs():
   assert move.bytes == 3 * (row + row + counter)
 
 
+# A fusion inside one that gives its operand back as it is, as a TPU writes the factor of a product.
+NESTED = """
+HloModule m
+
+%same (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  ROOT %y = f32[8,8]{1,0} bitcast(%x)
+}
+
+%product (a: f32[8,8], b: f32[8,8]) -> f32[8,8] {
+  %a = f32[8,8]{1,0} parameter(0)
+  %b = f32[8,8]{1,0} parameter(1)
+  %c = f32[8,8]{1,0} fusion(%a), kind=kLoop, calls=%same
+  ROOT %d = f32[8,8]{1,0} dot(%c, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  %q = f32[8,8]{1,0} parameter(1)
+  ROOT %r = f32[8,8]{1,0} fusion(%p, %q), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_what_a_fusion_inside_gives_back_is_read():
+  (move,) = Program(NESTED).moves()
+  assert move.bytes == 3 * 8 * 8 * 4
+
+
 @pytest.mark.parametrize(
   "groups, size",
   [

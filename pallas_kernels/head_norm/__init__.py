@@ -1,0 +1,1 @@
+"""The norm of each head with its scale, and the gate of an output, in one pass."""

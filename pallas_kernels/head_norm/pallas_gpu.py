@@ -1,0 +1,124 @@
+"""Norm of heads on NVIDIA GPUs: a program takes some tokens of one head, a block at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.head_norm.plain import normed
+from pallas_kernels.tiling import cdiv
+
+F32 = jnp.float32
+ELEMENTS = 2048  # of a block: 16 registers a thread at 4 warps
+# Of a program, one after the other: every program writes its sum of the scale's gradient.
+BLOCKS = 8
+WARPS = 4
+
+
+class _Tokens:
+  """`blocks` times T tokens of one head, of arrays [B, L, D]."""
+
+  def __init__(self, T, size, blocks):
+    self.n, self.head, self.b = (pl.program_id(i) for i in range(3))
+    self.blocks, self._first = blocks, self.n * (T * blocks)
+    self._tokens = lax.broadcasted_iota(jnp.int32, (T, 1), 0)
+    self._channels = self.head * size + lax.broadcasted_iota(jnp.int32, (1, size), 1)
+
+  def _at(self, ref, i):
+    T, size = self._tokens.shape[0], self._channels.shape[1]
+    at = self._first + i * T + self._tokens
+    inside = jnp.broadcast_to(at < ref.shape[1], (T, size))
+    return ref.at[self.b, at, self._channels], inside
+
+  def load(self, refs, i):
+    """Block i of each; zeros after the last token."""
+    places = (self._at(ref, i) for ref in refs)
+    return [pltriton.load(at, mask=inside, other=0.0).astype(F32) for at, inside in places]
+
+  def store(self, ref, i, x):
+    at, inside = self._at(ref, i)
+    pltriton.store(at, x.astype(ref.dtype), mask=inside)
+
+
+def _forward_body(x_ref, scale_ref, *refs, tile, normed):
+  # x, gate?, y [B, L, D]; scale [B, size]
+  *gate_refs, y_ref = refs
+  tokens = _Tokens(*tile)
+  scale = scale_ref[tokens.b][None]
+
+  def step(i, _):
+    x, *gate = tokens.load((x_ref, *gate_refs), i)
+    tokens.store(y_ref, i, normed(x, scale, *gate))
+
+  lax.fori_loop(0, tokens.blocks, step, None)
+
+
+def _backward_body(x_ref, d_ref, scale_ref, *refs, tile, normed):
+  # As above, and d, dx, dgate? [B, L, D]; dscale [B, N, H, size]
+  *gate_refs, dscale_ref, dx_ref = refs if len(refs) == 2 else refs[:3]
+  dgate_refs = refs[3:]
+  tokens = _Tokens(*tile)
+  scale = scale_ref[tokens.b][None]
+
+  def step(i, dscale):
+    x, d, *gate = tokens.load((x_ref, d_ref, *gate_refs), i)
+    dx, more, *dgate = jax.vjp(normed, x, scale, *gate)[1](d)
+    for ref, y in zip((dx_ref, *dgate_refs), (dx, *dgate), strict=True):
+      tokens.store(ref, i, y)
+    return dscale + more
+
+  dscale = lax.fori_loop(0, tokens.blocks, step, jnp.zeros_like(scale))
+  dscale_ref[tokens.b, tokens.n, tokens.head] = dscale[0]
+
+
+def _call(body, name, args, out_shape, *, eps, squash, size, interpret):
+  B, L, D = args[0].shape
+  T = min(ELEMENTS // size, pl.next_power_of_2(L))
+  blocks = min(BLOCKS, cdiv(L, T))
+  grid = cdiv(L, T * blocks), D // size, B
+  whole = pl.BlockSpec(memory_space=pl.ANY)
+  args = [x for x in args if x is not None]
+  out_shape = out_shape(grid[:2])
+  return pl.pallas_call(
+    functools.partial(
+      body,
+      tile=(T, size, blocks),
+      normed=lambda x, scale, gate=None: normed(x, scale, gate, eps, squash),
+    ),
+    grid=grid,
+    in_specs=[whole] * len(args),
+    out_specs=[whole] * len(out_shape),
+    out_shape=out_shape,
+    compiler_params=pltriton.CompilerParams(num_warps=WARPS, num_stages=1),
+    interpret=interpret,
+    name=name,
+  )(*args)
+
+
+def forward(x, scale, gate, **options):
+  """scale x / sqrt(mean(x^2) + eps) squash(gate) of every `size` channels of x [B, L, D].
+
+  Args:
+    scale: [B, size] float32.
+    gate: [B, L, D], or None for none.
+    options: eps, squash, size (a power of two) and interpret.
+  """
+  out_shape = lambda _: [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+  return _call(_forward_body, "head_norm_fwd", (x, scale, gate), out_shape, **options)[0]
+
+
+def backward(x, scale, gate, d, **options):
+  """dx and dgate in the dtypes of x and gate, dscale [B, size] float32; in the order of args."""
+  like = lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype)
+  out_shape = lambda grid: [
+    jax.ShapeDtypeStruct((x.shape[0], *grid, scale.shape[1]), F32),
+    like(x),
+    *([] if gate is None else [like(gate)]),
+  ]
+  dscale, dx, *dgate = _call(
+    _backward_body, "head_norm_bwd", (x, d, scale, gate), out_shape, **options
+  )
+  return dx, dscale.sum(axis=(1, 2)), *(dgate or [None])

@@ -1,0 +1,127 @@
+"""q, k, v and what is beside them by one product and one kernel, interpreted."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from deltanet_jax.mixers import parts
+from deltanet_jax.ops import compiling_for, short_conv, short_convs
+from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.sharding import AXES
+from tests.support.tolerances import assert_close
+
+WIDTH, LENGTH = 32, 40
+
+
+def make(beside, value_size=32, **options):
+  """QKV of two heads of 32 keys, and linear maps beside it."""
+  rngs = nnx.Rngs(0)
+  finish = Finish("silu", "l2", 32), Finish("silu", size=value_size)
+  qkv = parts.QKV(WIDTH, 64, 2 * value_size, 4, std=0.5, rngs=rngs, finish=finish, **options)
+  linear = lambda n: parts.Linear((WIDTH, n), ("embed", None), std=0.5, rngs=rngs)
+  return nnx.split((qkv, [linear(n) for n in beside]))
+
+
+def draw(documents):
+  rng = np.random.default_rng(0)
+  # As bfloat16 has them, so that all dtypes get the same.
+  x = np.asarray(jnp.asarray(rng.standard_normal((2, LENGTH, WIDTH)), jnp.bfloat16), np.float64)
+  ids = np.cumsum(rng.random((2, LENGTH)) < 0.1, axis=1).astype(np.int32)
+  return x, jnp.asarray(ids) if documents else None
+
+
+def run(graph, x, ids):
+  qkv, beside = graph
+  return qkv(x, ids, None, beside=beside)[0]
+
+
+def with_gradients(graph, weights, x, ids, dtype):
+  """Results and gradients by name, in float64."""
+  x = jnp.asarray(x, dtype)
+  outs, pull = jax.vjp(lambda w, x: run(nnx.merge(graph, w), x, ids), weights, x)
+  rng = np.random.default_rng(1)
+  ds = [rng.standard_normal(y.shape) for y in outs]
+  narrow = lambda d: np.asarray(jnp.asarray(d, jnp.bfloat16), np.float64)
+  dweights, dx = pull([jnp.asarray(narrow(d), dtype) for d in ds])
+  grads = {f"d{jax.tree_util.keystr(at)}": y for at, y in jax.tree.leaves_with_path(dweights)}
+  return {f"out {i}": y for i, y in enumerate(outs)} | grads | dict(dx=dx)
+
+
+@pytest.mark.parametrize(
+  "beside,value_size,documents,dtype",
+  [
+    ((16,), 32, True, "bfloat16"),
+    ((6, 6), 64, True, "float32"),  # values wider than keys, and columns that are filled up
+    ((), 32, False, "float32"),
+  ],
+)
+def test_one_product_equals_several(beside, value_size, documents, dtype, monkeypatch):
+  graph, weights = make(beside, value_size)
+  weights = jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), weights)
+  x, ids = draw(documents)
+  wide = jax.tree.map(lambda w: w.astype(jnp.float64), weights)
+  want = with_gradients(graph, wide, x, ids, "float64")
+  calls = []
+  kernel = functools.partial(short_convs, interpret=True)
+  monkeypatch.setattr(parts, "has_short_convs", lambda *_: True)
+  monkeypatch.setattr(parts, "short_convs", lambda *a, **b: calls.append(1) or kernel(*a, **b))
+  got = with_gradients(graph, weights, x, ids, dtype)
+  assert len(calls) == 1
+  assert len(want) == 2 * (3 + len(beside)) + 3 + 1
+  assert_close(got, want, dtype)
+
+
+def test_second_derivatives():
+  rng = np.random.default_rng(0)
+  x, *kernels = (
+    jnp.asarray(rng.standard_normal(shape), "float32") for shape in ((1, 9, 40), (2, 16), (2, 16))
+  )
+  finishes = Finish("silu", "l2", 16), Finish("silu", size=16)
+
+  def joint(x, *kernels):
+    return short_convs(x, kernels, finishes, interpret=True)
+
+  def each(x, a, b):
+    ys = [short_conv(x[..., :16], a, finish=finishes[0])[0]]
+    ys += [short_conv(x[..., 16:32], b, finish=finishes[1])[0]]
+    return [*ys, x[..., 32:]]
+
+  def squares(f, *args):
+    loss = lambda *args: sum(jnp.sin(y).sum() for y in f(*args))
+    return sum((y * y).sum() for y in jax.grad(loss, argnums=(0, 1, 2))(*args))
+
+  second = lambda f: jax.grad(functools.partial(squares, f), argnums=(0, 1, 2))(x, *kernels)
+  for got, want in zip(second(joint), second(each)):
+    assert rel_rms(got, want) < 2e-6
+
+
+def products_and_kernels(tensor=1, **options):
+  """Of the lowered layer's convolutions on a GPU, on a mesh with so many parts of heads."""
+  graph, weights = make((16,), **options)
+  x = jnp.zeros((2, LENGTH, WIDTH), "bfloat16")
+  sizes = tuple(tensor if axis == "tensor" else 1 for axis in AXES)
+  mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  with compiling_for("gpu"), jax.sharding.use_abstract_mesh(mesh):
+    jaxpr = str(jax.make_jaxpr(lambda w, x: run(nnx.merge(graph, w), x, None))(weights, x))
+  return jaxpr.count("dot_general["), jaxpr.count("name=short_conv_fwd")
+
+
+def test_where_it_is_one_product():
+  assert products_and_kernels() == (1, 1)
+  # Weights that are split over devices are not put side by side.
+  assert products_and_kernels(tensor=2) == (4, 3)
+  # A bias, and heads of sizes that the kernel does not take.
+  assert products_and_kernels(bias=True)[0] == 4
+  assert products_and_kernels(value_size=48) == (4, 2)
+
+
+def test_refusals():
+  x, kernel = jnp.zeros((1, 8, 96), "float32"), jnp.zeros((4, 96))
+  with pytest.raises(ValueError, match="got 96 in heads of 96; use short_conv"):
+    short_convs(x, [kernel], [Finish(size=96)])
