@@ -178,12 +178,22 @@ class Program(Text):
     for user in computation.values():
       for i, operand in enumerate(user.operands):
         if operand == name:
-          same = user.op == "bitcast"
+          same = user.op == "bitcast" or self._gives_back(user, i)
           part = self._part_used(computation, user.name) if same else self._part_read(user, i)
           if part is None or total is None:
             return None
           total += part
     return total
+
+  def _gives_back(self, x, i) -> bool:
+    """Whether x is a fusion whose result is operand i as it is."""
+    if x.op != "fusion":
+      return False
+    inside = self.computations[x.attribute("calls")]
+    end = root(inside)
+    while end.op == "bitcast":
+      end = inside[end.operands[0]]
+    return end.op == "parameter" and int(end.rest) == i
 
   def _part_written(self, computation, name) -> int | None:
     """Bytes that this operation writes of its result; None if that is all of it."""

@@ -173,6 +173,12 @@ ENTRY %main (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
 def test_what_a_fusion_inside_gives_back_is_read():
   (move,) = Program(NESTED).moves()
   assert move.bytes == 3 * 8 * 8 * 4
+  # Or in part, where it is sliced afterwards.
+  dot = "dot(%c, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+  sliced = NESTED.replace("%d = f32[8,8]{1,0}", "%d = f32[2,8]{1,0}")
+  sliced = sliced.replace(dot, "dynamic-slice(%c, %b, %b), dynamic_slice_sizes={2,8}")
+  (move,) = Program(sliced.replace("%r = f32[8,8]", "%r = f32[2,8]")).moves()
+  assert move.bytes == (2 * 8 + 2 * 8 + 8 * 8) * 4
 
 
 @pytest.mark.parametrize(
