@@ -238,4 +238,6 @@ def test_lowers_for_gpu_and_tpu(name, platform):
   if name.startswith(("gla", "hgrn2", "retnet", "rwkv6")):
     assert all(kernel in text for kernel in LINEAR[platform])
   if name.startswith("deltanet") and name.endswith("1.3b"):
-    assert all(kernel in text for kernel in ("short_conv_fwd", "short_conv_bwd"))
+    convolved = "noconv" not in name
+    assert all((kernel in text) == convolved for kernel in ("short_conv_fwd", "short_conv_bwd"))
+    assert ("head_norm_bwd" in text) == (platform == "cuda")
