@@ -19,6 +19,7 @@ from absl import flags
 from tqdm import tqdm
 
 from deltanet_jax.ops import numerics
+from deltanet_jax.ops.delta_rule.specs import UGLY
 from experiments.bench import device_kernels
 from experiments.bench.timing import best_seconds
 from experiments.lib import app, records
@@ -41,7 +42,7 @@ def check(case: device_kernels.Case) -> dict:
   errors = {name: numerics.rel_rms(got[name], want[name]) for name in want}
   # NaN is the worst of all, and no maximum.
   worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
-  ugly = case.inputs not in ("plain", "full", "channels", "window", "full window")
+  ugly = case.inputs in UGLY
 
   def limit(name):
     if ugly:

@@ -36,7 +36,7 @@ class Sizes:
   ugly: tuple[str, ...]
   ugly_length: int
   chunk: int | None
-  dtypes: dict[str, tuple[str, ...]]  # of plain and full inputs and of gates per key channel
+  dtypes: dict[str, tuple[str, ...]]  # by kind of inputs; of a rule with documents alone, too
 
 
 # On a device its own chunks and more than one of them, off their grid; interpreted as small as can
@@ -46,14 +46,14 @@ DEVICE = Sizes(
   UGLY,
   4096,
   None,
-  dict(plain=DTYPES, full=DTYPES, channels=DTYPES),
+  dict(plain=DTYPES, documents=("bfloat16",), full=DTYPES, channels=DTYPES),
 )
 INTERPRETED = Sizes(
   Spec(B=1, L=40, H=1, Hv=2, dk=16, dv=32),
   ("identical_beta_2",),
   256,
   32,
-  dict(plain=("float32",), full=DTYPES, channels=("float32",)),
+  dict(plain=("float32",), documents=(), full=DTYPES, channels=("float32",)),
 )
 
 
@@ -101,7 +101,7 @@ def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator
 def _specs(name, spec):
   """The kinds of inputs that a kernel serves."""
   full = dataclasses.replace(spec, gate="scalar", packed=True)
-  found = dict(plain=spec, full=full)
+  found = dict(plain=spec, documents=dataclasses.replace(spec, packed=True), full=full)
   channels = dict(channels=dataclasses.replace(full, gate="vector"))
   return found | (channels if name in CHANNELS else {})
 
