@@ -49,7 +49,7 @@ def _choose(implementation, x, scale, gate):
   """The implementation of this name, which takes these inputs; of no name, the fastest."""
   if implementation is not None:
     check_implementation(implementation, get_args(Implementation))
-  # A TPU's plain form is one pass but for sums by products.
+  # There is none for a TPU, where `rms_norm` sums heads by products.
   fastest = "pallas_gpu" if target_platform() == "gpu" else "plain"
   chosen = implementation or fastest
   reason = _refusal(x, scale.shape[0], gate) if chosen == "pallas_gpu" else None
