@@ -111,7 +111,8 @@ def _dstates_body(
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
-    Q = load_keys(q_ref, (b, rows, hk), key_blocks)
+    # Read once for scores in place; elsewhere late, so that it is not kept from here on.
+    Q = load_keys(q_ref, (b, rows, hk), key_blocks, once=P_ref is None)
     KdS = KQ = 0.0
     for i, dS_i in enumerate(dS):
       KdS += dot(K(i), dS_i, parts)

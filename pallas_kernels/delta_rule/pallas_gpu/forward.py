@@ -47,11 +47,10 @@ def _body(q_ref, k_ref, v_ref, *refs, given, group, chunk, scale, block_k, block
       Q = q_ref[b, rows, hk, key_blocks[i]]
       QS += dot(Q, S_i, parts)
       QK += dot(Q, K(i), parts, NT) if P_ref is None else 0.0
-    in_place = lambda: (QK * decay.inside() * scale).astype(k_ref.dtype)
-    P = in_place() if P_ref is None else P_ref[n, b, h, :, :]
+    P = None if P_ref is not None else (QK * decay.inside() * scale).astype(k_ref.dtype)
     R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
-    O += dot(P, R, parts, rest=rest)
+    O += dot(P_ref[n, b, h, :, :] if P is None else P, R, parts, rest=rest)
     o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
     whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
     return next_state(S, K, R, rest, decay, whole, parts)

@@ -26,14 +26,15 @@ def writes(V, KS, beta, decay, X_ref, at, parts):
   return times_inverse_split(load_inverse(X_ref, at), Y, parts)
 
 
-def load_keys(k_ref, at, key_blocks):
+def load_keys(k_ref, at, key_blocks, once=True):
   """i -> K [C block_k] of key block i, which a chunk needs twice.
 
   bfloat16 is read once, half of what loading ahead keeps in shared memory: two blocks fit on a core
-  where it would be one. The parts of float32 would stay in registers, and spill.
+  where it would be one. The parts of float32 would stay in registers, and spill, as would more than
+  two blocks (heads of 256, of which nothing is loaded ahead).
   """
   load = lambda i: k_ref[*at, key_blocks[i]]
-  if k_ref.dtype == F32:
+  if not once or k_ref.dtype == F32 or len(key_blocks) > 2:
     return load
   K = [load(i) for i in range(len(key_blocks))]
   return lambda i: K[i]
