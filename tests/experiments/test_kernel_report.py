@@ -49,6 +49,8 @@ H100_COUNTS = {
     delta_rule_states=(230, 16, 34, "m64n64", 2),
     delta_rule_dstates=(168, 27, 48, "m64n32 m64n64", 2),
     delta_rule_grads=(168, 28, 0, "m64n64", 3),
+    head_norm_bwd=(72, 11, 0, "", 7),
+    short_conv_bwd=(175, 143, 0, "", 5),  # of q, k and v together
     attention_fwd=(226, 7, 64, "m64n128", 1),
     attention_bwd=(255, 17, 72, "m64n64 m64n128", 1),
   ),
