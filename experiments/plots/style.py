@@ -46,8 +46,10 @@ def log_axis(axis, values: list[float], labels: list[str] | None = None):
   axis.set_ticks([], minor=True)
 
 
-def direct_labels(axes: Axes, ends: list[tuple[float, float, str, str]], gap: float = 0.055):
-  """Names lines at their right ends, (x, y, text, colour), moved apart where they would touch."""
+def direct_labels(
+  axes: Axes, ends: list[tuple[float, float, str, str]], gap: float = 0.055, left: bool = False
+):
+  """Names lines at their right (left) ends, (x, y, text, colour), apart where they would touch."""
   place = lambda x, y: axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
   ends = sorted(ends, key=lambda end: end[1])
   heights, placed = [], -1.0
@@ -60,5 +62,6 @@ def direct_labels(axes: Axes, ends: list[tuple[float, float, str, str]], gap: fl
     heights[i] = min(heights[i], most)
     most = heights[i] - gap
   for (x, y, text, color), height in zip(ends, heights):
-    across = place(x, y)[0] + 0.02
-    axes.text(across, height, text, color=color, transform=axes.transAxes, va="center", fontsize=8)
+    across = place(x, y)[0] + (-0.02 if left else 0.02)
+    how = dict(color=color, transform=axes.transAxes, va="center", ha="right" if left else "left")
+    axes.text(across, height, text, fontsize=8, **how)

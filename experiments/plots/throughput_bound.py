@@ -97,16 +97,18 @@ def figure(rows: list[dict]) -> Figure:
   drawn, panels = style.panels(len(curves), 2, (4.4, 3.2))
   colours = {name: style.colour(i) for i, name in enumerate(TITLES)}
   for panel, (title, of_models) in zip(panels, curves.items()):
-    ends = []
+    ends, alone = [], []  # models of one length would be named across the lines of others
     for name, curve in of_models.items():
       values = [x / 1000 for x in curve.values()]
       panel.plot(list(curve), values, "o-", color=colours[name], markersize=3)
-      ends.append((max(curve), values[-1], TITLES[name], colours[name]))
+      end = (max(curve), values[-1], TITLES[name], colours[name])
+      (ends if len(curve) > 1 else alone).append(end)
     style.log_axis(panel.xaxis, list(PAPER_LENGTHS), list(map(length_name, PAPER_LENGTHS)))
     panel.set(title=title, xlabel="tokens of a row", ylabel="thousand tokens per second, a device")
-    panel.set_ylim(bottom=0)
-    panel.set_xlim(PAPER_LENGTHS[0] / 1.2, PAPER_LENGTHS[-1] * 3.2)
+    panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
+    panel.set_xlim(PAPER_LENGTHS[0] / (4.4 if alone else 1.2), PAPER_LENGTHS[-1] * 3.2)
     style.direct_labels(panel, ends)
+    style.direct_labels(panel, alone, left=True)
   return drawn
 
 
