@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.gpu_call import call
 
 F32, I32 = jnp.float32, jnp.int32
 FAR = -1e30  # a score that does not count: finite, so that differences are
@@ -185,17 +186,9 @@ def _backward_body(
 
 
 def _call(body, name, args, out_shape, grid, tile, interpret, **options):
-  whole = pl.BlockSpec(memory_space=pl.ANY)
-  return pl.pallas_call(
-    functools.partial(body, tile=tile, interpret=interpret, **options),
-    grid=grid,
-    in_specs=[whole] * len(args),
-    out_specs=[whole] * len(out_shape),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name=name,
-  )(*args)
+  body = functools.partial(body, tile=tile, interpret=interpret, **options)
+  how = dict(grid=grid, warps=tile.warps, stages=tile.stages, interpret=interpret)
+  return call(body, name, args, out_shape, **how)
 
 
 def forward(q, k, v, first, *, tile, save, scale, interpret):

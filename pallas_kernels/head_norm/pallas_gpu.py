@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels.gpu_call import call
 from pallas_kernels.head_norm.plain import normed
 from pallas_kernels.tiling import cdiv
 
@@ -79,23 +80,9 @@ def _call(body, name, args, out_shape, *, eps, squash, size, interpret):
   T = min(ELEMENTS // size, pl.next_power_of_2(L))
   blocks = min(BLOCKS, cdiv(L, T))
   grid = cdiv(L, T * blocks), D // size, B
-  whole = pl.BlockSpec(memory_space=pl.ANY)
-  args = [x for x in args if x is not None]
-  out_shape = out_shape(grid[:2])
-  return pl.pallas_call(
-    functools.partial(
-      body,
-      tile=(T, size, blocks),
-      normed=lambda x, scale, gate=None: normed(x, scale, gate, eps, squash),
-    ),
-    grid=grid,
-    in_specs=[whole] * len(args),
-    out_specs=[whole] * len(out_shape),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=WARPS, num_stages=1),
-    interpret=interpret,
-    name=name,
-  )(*args)
+  of_block = lambda x, scale, gate=None: normed(x, scale, gate, eps, squash)
+  body = functools.partial(body, tile=(T, size, blocks), normed=of_block)
+  return call(body, name, args, out_shape(grid[:2]), grid=grid, warps=WARPS, interpret=interpret)
 
 
 def forward(x, scale, gate, **options):

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels.gpu_call import call
 from pallas_kernels.tiling import cdiv
 
 F32 = jnp.float32
@@ -158,21 +159,11 @@ def _call(body, name, x, args, out_shape, *, parts, width, interpret):
   B, L, _ = x.shape
   tokens = min(TOKENS, pl.next_power_of_2(L))
   blocks, heads = cdiv(L, tokens), sum(part.channels // part.size for part in parts)
-  whole = pl.BlockSpec(memory_space=pl.ANY)
-  args = [y for y in args if y is not None]
-  out_shape = out_shape(blocks)
   # A thread has 8 numbers of each block that is kept, fewer where there are more than four taps.
   warps = 2 * cdiv(pl.next_power_of_2(width), 4)
-  return pl.pallas_call(
-    functools.partial(body, parts=parts, tokens=tokens, width=width),
-    grid=(blocks, heads, B),
-    in_specs=[whole] * len(args),
-    out_specs=[whole] * len(out_shape),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=1),
-    interpret=interpret,
-    name=name,
-  )(*args)
+  body = functools.partial(body, parts=parts, tokens=tokens, width=width)
+  how = dict(grid=(blocks, heads, B), warps=warps, interpret=interpret)
+  return call(body, name, args, out_shape(blocks), **how)
 
 
 def forward(x, taps, ages, *, parts, width, interpret):

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import pick
+from pallas_kernels.gpu_call import call
 from pallas_kernels.platform import only_on
 from pallas_kernels.tiling import pad_axis
 
@@ -77,23 +77,17 @@ def delta_rule_step_gpu(
   stack = S[None] if layer is None else S
   number = jnp.zeros((1,), jnp.int32) if layer is None else layer.astype(jnp.int32).reshape(1)
   args = [x for x in (number, q_t, k_t, v_t, beta_t, g_t, stack) if x is not None]
-  o_t, stack = pl.pallas_call(
-    functools.partial(
-      _body,
-      given=[x is not None for x in (beta_t, g_t)],
-      group=Hv // H,
-      scale=scale,
-      block_v=block_v,
-    ),
+  given = [x is not None for x in (beta_t, g_t)]
+  o_t, stack = call(
+    functools.partial(_body, given=given, group=Hv // H, scale=scale, block_v=block_v),
+    name,
+    args,
+    [jax.ShapeDtypeStruct(v_t.shape, v_t.dtype), jax.ShapeDtypeStruct(stack.shape, F32)],
     grid=(dv // block_v, Hv, B),
-    in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(args),
-    out_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
-    out_shape=[jax.ShapeDtypeStruct(v_t.shape, v_t.dtype), jax.ShapeDtypeStruct(stack.shape, F32)],
-    input_output_aliases={len(args) - 1: 1},
-    compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
+    warps=4,
     interpret=interpret,
-    name=name,
-  )(*args)
+    aliases={len(args) - 1: 1},  # the state is changed where it lies
+  )
   return o_t, stack[0] if layer is None else stack
 
 

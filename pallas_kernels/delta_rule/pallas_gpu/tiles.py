@@ -5,10 +5,8 @@ import logging
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels import gpu, measured_tiles
+from pallas_kernels import gpu, gpu_call, measured_tiles
 from pallas_kernels.delta_rule.checks import FAR_BELOW
 from pallas_kernels.tiling import pad_axis, round_up
 
@@ -233,19 +231,7 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
 
 
 def call(kernel, body, args, out_shape, *, grid, tile, interpret, erases=True):
-  """Runs body on whole arrays, those of args that are not None.
-
-  Bodies address [B L H d] themselves, so no transposed copy is ever made.
-  """
-  args = [x for x in args if x is not None]
-  whole = pl.BlockSpec(memory_space=pl.ANY)
-  return pl.pallas_call(
-    body,
-    grid=grid,
-    in_specs=[whole] * len(args),
-    out_specs=[whole] * len(out_shape),
-    out_shape=out_shape,
-    compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-    interpret=interpret,
-    name=f"{'delta_rule' if erases else 'linear_attention'}_{kernel}",
-  )(*args)
+  """`gpu_call.call` of a kernel of the rule, with its tile."""
+  name = f"{'delta_rule' if erases else 'linear_attention'}_{kernel}"
+  how = dict(grid=grid, warps=tile.warps, stages=tile.stages, interpret=interpret)
+  return gpu_call.call(body, name, args, out_shape, **how)
