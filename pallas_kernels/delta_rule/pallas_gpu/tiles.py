@@ -164,6 +164,10 @@ def scores_in_place(k):
   return table_for(gpu.device_kind()) is H100 and dtype == "bfloat16" and size <= 128
 
 
+# What the delta rule runs on them: the time of another kernel's tile would be noise.
+_OF_PLAIN_INPUTS = ("intra", "fwd", "states", "dstates", "grads")
+
+
 def alternatives(dtype, dk):
   """Kernel -> the tile that `experiments.device_check` times beside its own, for plain inputs.
 
@@ -174,7 +178,7 @@ def alternatives(dtype, dk):
   return {
     kernel: tile
     for kernel, tile in others.items()
-    if tile != own[key].get(kernel) and not kernel.startswith(("full_", "linear_", "channels_"))
+    if tile != own[key].get(kernel) and kernel in _OF_PLAIN_INPUTS
   }
 
 
