@@ -1,12 +1,15 @@
-"""Files that are whole or not there: written under another name, synced, renamed."""
+"""Atomic file writes (temporary name, fsync, rename), file locks and checksums."""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import socket
+from collections.abc import Callable
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -84,3 +87,41 @@ def sync_folder(folder: pathlib.Path):
 def sha256(path: pathlib.Path) -> str:
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class LockedError(ValueError):
+  """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(
+  path: pathlib.Path, *, name: object = None, wait: bool = False, report: Callable = print
+):
+  """Hold an exclusive lock on a file, which is created, or on an existing folder.
+
+  The operating system releases the lock when the process ends, however it ends.
+
+  Args:
+    name: what is locked, for messages; the folder of the file by default.
+    wait: block until the lock is free instead of raising LockedError.
+    report: called with one line if the file system has no locks.
+  """
+  is_folder = path.is_dir()
+  handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    try:
+      fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      holder = "" if is_folder else os.read(handle, 200).decode().strip()
+      raise LockedError(
+        f"{name or path.parent} is in use by {holder or 'another process'}: wait until it ends, or"
+        " name another folder."
+      ) from None
+    except OSError as e:
+      report(f"{path} cannot be locked ({e.strerror}): make sure that no other process uses it.")
+    if not is_folder:
+      os.truncate(handle, 0)
+      os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    yield
+  finally:
+    os.close(handle)

@@ -7,7 +7,7 @@ summary.json. Held-out bits per byte are set beside n-gram models counted on the
 Transformer++ of the same size does: `--model=transformer`, and experiments/results/demo.
 """
 
-from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
 
 # isort: split
 import json
@@ -74,10 +74,10 @@ def run(out: pathlib.Path):
   results = training.run(cfg, workdir, task)
   # Of a run that went on in several starts nobody knows.
   seconds = round(time.perf_counter() - start, 1) if begun == 0 else None
-  figures = dict(bits_per_byte=results["validation_bits_per_byte"], parameters=parameters)
-  figures |= dict(tokens=cfg.tokens, seed=cfg.seed, seconds=seconds, curve=curve(workdir))
-  models = counted(task.corpus) | {_MODEL.value: figures}
-  rows = [dict(key=dict(model=name), figures=x) for name, x in models.items()]
+  metrics = dict(bits_per_byte=results["validation_bits_per_byte"], parameters=parameters)
+  metrics |= dict(tokens=cfg.tokens, seed=cfg.seed, seconds=seconds, curve=curve(workdir))
+  models = counted(task.corpus) | {_MODEL.value: metrics}
+  rows = [dict(key=dict(model=name), metrics=x) for name, x in models.items()]
   print("\nbits per byte of chapters that were held out (less is better)")
   for name, x in models.items():
     print(f"  {plot.NAMES[name]:20}{x['bits_per_byte']:6.3f}")

@@ -18,8 +18,8 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from deltanet_jax.ops import numerics
-from deltanet_jax.ops.delta_rule.specs import UGLY
+from deltanet_jax.ops import testing
+from deltanet_jax.ops.testing import ILL_CONDITIONED
 from experiments.bench import device_kernels
 from experiments.bench.timing import best_seconds
 from experiments.lib import app, records
@@ -30,7 +30,7 @@ _ROUNDS = 5  # timed; the best one counts
 _ONLY = flags.DEFINE_string("only", None, "Check only kernels whose name begins so.")
 
 
-def check(case: device_kernels.Case) -> dict:
+def check(case: device_kernels.DeviceCase) -> dict:
   """Errors of one case and whether they are within its dtype's tolerance; bits of a second run."""
   arrays, run = device_kernels.rounded(case), device_kernels.program(case, case.run)
   want = device_kernels.truth(case)
@@ -39,15 +39,15 @@ def check(case: device_kernels.Case) -> dict:
   except Exception as error:  # whatever a compiler or device raises is the result
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return dict(passes=False, error=said, worst=None, of=None, repeats=None)
-  errors = {name: numerics.rel_rms(got[name], want[name]) for name in want}
+  errors = {name: testing.rel_rms(got[name], want[name]) for name in want}
   # NaN is the worst of all, and no maximum.
   worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
-  ugly = case.inputs in UGLY
+  ugly = case.inputs in ILL_CONDITIONED
 
   def limit(name):
     if ugly:
-      return numerics.UGLY_REL_RMS[case.dtype]
-    return numerics.REL_RMS[case.dtype][name.startswith("d")]
+      return testing.ILL_CONDITIONED_REL_RMS[case.dtype]
+    return testing.REL_RMS[case.dtype][name.startswith("d")]
 
   right = all(errors[name] <= limit(name) for name in errors)
   repeats = all(np.array_equal(got[name], again[name]) for name in want)
@@ -56,7 +56,7 @@ def check(case: device_kernels.Case) -> dict:
   return dict(passes=right and repeats, error=None, worst=shown, of=worst, repeats=repeats)
 
 
-def times(case: device_kernels.Case, rounds: int) -> dict:
+def times(case: device_kernels.DeviceCase, rounds: int) -> dict:
   """Seconds of the kernel and of plain XLA, in turn."""
   arrays = device_kernels.rounded(case)
   programs = {}
@@ -68,12 +68,12 @@ def times(case: device_kernels.Case, rounds: int) -> dict:
   return dict(seconds=seconds["kernel"], plain_seconds=seconds["plain"])
 
 
-def fastest_tiles(case: device_kernels.Case, rounds: int) -> dict[str, dict]:
+def fastest_tiles(case: device_kernels.DeviceCase, rounds: int) -> dict[str, dict]:
   """Kernel -> seconds with the chip's tile and with its alternative, and which is taken.
 
   An alternative whose results are wrong is never taken.
   """
-  from pallas_kernels import measured_tiles
+  from pallas_kernels.common import measured_tiles
   from pallas_kernels.delta_rule.pallas_gpu.tiles import alternatives
 
   found = {}
@@ -98,7 +98,7 @@ def _platforms():
 
 def _tune(case, device, out):
   """Times other tiles, and writes those that win where the library looks for them."""
-  from pallas_kernels import measured_tiles
+  from pallas_kernels.common import measured_tiles
 
   start = time.perf_counter()
   found = fastest_tiles(case, _ROUNDS)
@@ -143,19 +143,19 @@ def main():
   for case in (bar := tqdm(chosen, unit="case")):
     bar.set_description(" ".join(case.key.values()))
     start = time.perf_counter()
-    figures = check(case)
-    timed = figures["passes"] and case.plain is not None and not _INTERPRET.value
+    metrics = check(case)
+    timed = metrics["passes"] and case.plain is not None and not _INTERPRET.value
     no_times = dict(seconds=None, plain_seconds=None)
-    figures |= times(case, _ROUNDS) if timed else no_times
-    out.write(dict(device=device) | case.key, figures, time.perf_counter() - start)
-    rows.append((case.key, figures))
+    metrics |= times(case, _ROUNDS) if timed else no_times
+    out.write(dict(device=device) | case.key, metrics, time.perf_counter() - start)
+    rows.append((case.key, metrics))
   print(show(rows))
   if platforms == ("gpu",):
     tuned = dict(kernel="pallas_gpu", inputs="plain", dtype="bfloat16")
     for case in chosen:
       if case.key == tuned:
         _tune(case, device, out)
-  failed = [key for key, figures in rows if not figures["passes"]]
+  failed = [key for key, metrics in rows if not metrics["passes"]]
   print(f"{len(rows) - len(failed)} of {len(rows)} pass; all rows: {out.path}")
   if failed:
     named = ", ".join(sorted({key["kernel"] for key in failed}))

@@ -10,7 +10,7 @@
 
 Documents are packed into rows as in training, every token but the first of a document is predicted
 once. On its own corpus a run's last validation comes out again, bit for bit on the same devices (if
-it had eval_batches, with as many --batches). The numbers go to OUT/rows.jsonl, a row for each model
+it had eval_batches, with as many --batches). The numbers go to OUT/records.jsonl, one per model
 and text, with machine, commit and command.
 
 Tasks are those of lm-evaluation-harness (extra `eval`) that the paper's tables have, by their names
@@ -72,7 +72,7 @@ _BOS = flags.DEFINE_bool("bos", True, "Contexts of tasks begin with bos, as docu
 _BESIDE = flags.DEFINE_string(
   "beside", "deltanet-340m", "Line of the paper's tables that results of tasks are shown beside."
 )
-_OUT = flags.DEFINE_string("out", "results/evaluate", "Folder of rows.jsonl.")
+_OUT = flags.DEFINE_string("out", "results/evaluate", "Folder of records.jsonl.")
 _RECORD = flags.DEFINE_bool("record", False, "Also write it to experiments/results/evaluate.")
 
 
@@ -118,10 +118,10 @@ def run_tasks():
   rows, results = _open_rows(), []
   key = model.facts()
   for result, settings, facts in task_results.evaluate(model, _TASKS.value, **options):
-    figures = result.figures | dict(errors=result.errors, documents=result.documents)
+    metrics = result.metrics | dict(errors=result.errors, documents=result.documents)
     with writing(_OUT.value):
       for row in rows:
-        row.write(key | settings, figures | model.remarks(), result.seconds, facts)
+        row.write(key | settings, metrics | model.remarks(), result.seconds, facts)
     results.append(result)
   print(task_results.shown(results, _BESIDE.value, paper))
   print(f"wrote {' and '.join(str(row.path) for row in rows)}")
@@ -147,21 +147,21 @@ def run_text():
   cfg = evaluation.configure(model, _LENGTH.value, _BATCH.value)
   start = time.perf_counter()
   with split(model) as (name, corpus, part):
-    figures = evaluation.measure(model, cfg, part, _BATCHES.value)
-    figures |= evaluation.per_word(figures, corpus, part)
+    metrics = evaluation.measure(model, cfg, part, _BATCHES.value)
+    metrics |= evaluation.per_word(metrics, corpus, part)
     if multiples := _multiples():
-      figures |= evaluation.by_context(model, cfg, part, multiples, _BATCHES.value)
+      metrics |= evaluation.by_context(model, cfg, part, multiples, _BATCHES.value)
     text = dict(text=name, split="all" if _INPUT.value else part.name)
     text |= dict(tokens=corpus.identity()["corpus"][:12])
     sizes = dict(documents=part.documents, tokens=part.tokens, bytes=part.bytes)
   key = model.facts() | text | dict(length=cfg.data.length, batches=_BATCHES.value)
-  print("  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-  figures |= sizes | dict(batch=cfg.data.batch, mesh=cfg.mesh.sizes())
-  figures |= model.remarks()
+  print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+  metrics |= sizes | dict(batch=cfg.data.batch, mesh=cfg.mesh.sizes())
+  metrics |= model.remarks()
   seconds = time.perf_counter() - start
   with writing(_OUT.value):
     for row in rows:
-      row.write(key, figures, seconds)
+      row.write(key, metrics, seconds)
   print(f"wrote {' and '.join(str(row.path) for row in rows)}")
 
 

@@ -10,7 +10,7 @@ row in experiments/results/state_tracking as soon as it is trained. Stopped and 
 command goes on where it was, in the middle of a run too.
 """
 
-from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
 
 # isort: split
 import dataclasses
@@ -74,10 +74,10 @@ def main():
     cfg = dataclasses.replace(state_tracking.get_config(name), seed=key["seed"])
     # Only what this commit has begun goes on: a row is of one code.
     workdir = pathlib.Path(_OUT.value) / f"{name}-{key['seed']}-{provenance.commit()}"
-    figures = measure(cfg, key["group"], workdir)
-    out.write(key, figures)
+    metrics = measure(cfg, key["group"], workdir)
+    out.write(key, metrics)
     shutil.rmtree(workdir)  # so that --again trains anew
-    lines.append([name, str(key["seed"]), *(f"{x:.3f}" for x in figures["last"].values())])
+    lines.append([name, str(key["seed"]), *(f"{x:.3f}" for x in metrics["last"].values())])
   if lines:
     header = ["run", "seed", *(f"last of {L}" for L in _LENGTHS.value)]
     print(table(header, lines))

@@ -11,7 +11,7 @@ done while its own settings are those that its row was made with; with --same_co
 of the library: both hashes are in the row.
 """
 
-from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
 
 # isort: split
 import os
@@ -20,8 +20,8 @@ import pathlib
 import jax
 from absl import flags
 
-from experiments.lib import app, records, sweeps
-from experiments.lib.sweeping import Sweep
+from experiments.lib import app, records, sweep_spec
+from experiments.lib.sweep_runner import Sweep
 
 _CONFIG = flags.DEFINE_string("config", None, "Name of a table in experiments/configs with rows.")
 _ROWS = flags.DEFINE_multi_string(
@@ -44,8 +44,8 @@ def main():
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
   name, folder = _CONFIG.value, pathlib.Path(_OUT.value)
   if not name:
-    raise ValueError(f"--config is needed, one of {sweeps.tables()}.")
-  rows = sweeps.select(sweeps.load(name), _ROWS.value)
+    raise ValueError(f"--config is needed, one of {sweep_spec.tables()}.")
+  rows = sweep_spec.select(sweep_spec.load(name), _ROWS.value)
   looking = _LIST.value or _PRINT.value
   sweep = Sweep(name, rows, records.open(name, reading=looking), folder, same_code=_SAME_CODE.value)
   if _LIST.value:

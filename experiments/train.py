@@ -16,16 +16,16 @@ up again to where it would be (the command says from what to what). For another 
 run from its weights, by --init_from.
 """
 
-from experiments.lib import early_stop  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
 
 # isort: split
 import pathlib
 
 from absl import flags
 
-from deltanet_jax.train import DivergenceError, Initial
-from experiments.lib import app, config_file, hosts, training
-from experiments.lib.processes import say
+from deltanet_jax.train import DivergenceError, InitFrom
+from experiments.lib import app, config_file, multihost, training
+from experiments.lib.multihost import report
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run; created, or continued.")
 _INIT_FROM = flags.DEFINE_string(
@@ -53,13 +53,15 @@ def main():
   if _INIT_STEP.value is not None and not _INIT_FROM.value:
     raise ValueError("--init_step is of the run in --init_from: give both.")
   workdir = pathlib.Path(_WORKDIR.value)
-  hosts.join()
-  initial = Initial(_INIT_FROM.value, _INIT_STEP.value, say=say) if _INIT_FROM.value else None
+  multihost.join()
+  initial = (
+    InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
+  )
   start = dict(initial=initial, extend=_EXTEND.value)
   task = training.open_task(cfg, workdir, **start)
   options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
   results = training.run(cfg, workdir, task, **start, **options)
-  say("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
+  report("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ ONLY = {
 }
 # No dependencies: only what runs in an environment of its own may name them.
 OTHERS = ("torch", "transformers")
-OTHERS_WORKER = ROOT / "experiments/bench/outside_worker.py"
+OTHERS_WORKER = ROOT / "experiments/bench/compare_transformers_worker.py"
 FILES = [
   p for d in ("experiments", "deltanet_jax", "pallas_kernels") for p in ROOT.glob(f"{d}/**/*.py")
 ]
@@ -94,7 +94,7 @@ def test_commands_do_not_import_one_another():
     for name in imports(path):
       assert name.removeprefix("experiments.") not in commands, f"{path} imports {name}"
       if path.relative_to(ROOT / "experiments").parts[0] in ("lib", "plots", "configs"):
-        assert not name.startswith(("experiments.bench", "experiments.ahead")), path
+        assert not name.startswith(("experiments.bench", "experiments.aot")), path
 
 
 def test_no_file_is_too_long():

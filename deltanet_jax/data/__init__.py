@@ -4,7 +4,7 @@ from deltanet_jax.data.corpus import (
   TOKENIZERS,
   Corpus,
   CorpusTask,
-  Planted,
+  PlantedRecallText,
   Split,
   SplitText,
   Tokenizer,
@@ -15,8 +15,8 @@ from deltanet_jax.data.corpus import (
   shipped_corpus,
   vocabulary_mismatch,
 )
-from deltanet_jax.data.synthetic import MQAR, Drawn, RegBench, StateTracking, mad
-from deltanet_jax.data.task import Batch, HeldOut, Task, training_batches
+from deltanet_jax.data.synthetic import MQAR, RegBench, StateTracking, SyntheticTask, mad
+from deltanet_jax.data.task import Batch, Task, ValidationSource, training_batches
 
 __all__ = [
   "MQAR",
@@ -24,15 +24,15 @@ __all__ = [
   "Batch",
   "Corpus",
   "CorpusTask",
-  "Drawn",
-  "HeldOut",
-  "Planted",
+  "PlantedRecallText",
   "RegBench",
   "Split",
   "SplitText",
   "StateTracking",
+  "SyntheticTask",
   "Task",
   "Tokenizer",
+  "ValidationSource",
   "find_tokenizer",
   "keep_tokenizer",
   "load_tokenizer",

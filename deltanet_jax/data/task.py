@@ -13,7 +13,7 @@ Batch = dict[str, np.ndarray]
 _PREFETCH = 4  # batches that each reading thread may be ahead
 
 
-class HeldOut(abc.ABC):
+class ValidationSource(abc.ABC):
   """Batches to evaluate on.
 
   Attributes:
@@ -27,7 +27,7 @@ class HeldOut(abc.ABC):
     """Batches that are held out, in order, as many for every host."""
 
 
-class Task(HeldOut):
+class Task(ValidationSource):
   """A source of batches, the same for any number of hosts.
 
   Attributes:
@@ -47,7 +47,7 @@ class Task(HeldOut):
     """This host's rows of batch number `step`: a function of its arguments alone."""
 
   def validation(self, host: int, hosts: int) -> Iterator[Batch]:
-    """As of `HeldOut`; none by default."""
+    """As of `ValidationSource`; none by default."""
     return iter(())
 
   def describe(self) -> dict:
@@ -63,7 +63,7 @@ class Task(HeldOut):
     return None
 
 
-def rows_per_host(batch: int, host: int, hosts: int) -> int:
+def sequences_per_host(batch: int, host: int, hosts: int) -> int:
   """Rows of one host, if they can be shared out."""
   if not 0 <= host < hosts:
     raise ValueError(f"host is {host}, expected 0 to {hosts - 1}.")
@@ -76,7 +76,7 @@ class _Steps:
   """One host's batches of a task, as grain reads them."""
 
   def __init__(self, task: Task, host: int, hosts: int):
-    rows_per_host(task.shape[0], host, hosts)
+    sequences_per_host(task.shape[0], host, hosts)
     self._task, self._share = task, (host, hosts)
 
   def __len__(self) -> int:

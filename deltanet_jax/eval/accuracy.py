@@ -1,11 +1,11 @@
-"""How often the likeliest token is right, by the rules of synthetic benchmarks."""
+"""How often the predict token is right, by the rules of synthetic benchmarks."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from deltanet_jax.data import Batch, HeldOut
-from deltanet_jax.train.evaluated import Evaluated
+from deltanet_jax.data import Batch, ValidationSource
+from deltanet_jax.train.eval_context import EvalContext
 
 
 def macro_accuracy(targets: np.ndarray, found: np.ndarray) -> float:
@@ -34,12 +34,12 @@ class Accuracy:
   targets that count.
   """
 
-  def __init__(self, held_out: HeldOut, name: str = "validation"):
+  def __init__(self, held_out: ValidationSource, name: str = "validation"):
     self._held_out, self._name = held_out, name
 
-  def __call__(self, evaluated: Evaluated) -> Iterator[tuple[str, float]]:
+  def __call__(self, evaluated: EvalContext) -> Iterator[tuple[str, float]]:
     right, macro = [], []
-    for batch, ids in evaluated.likeliest(self._held_out.validation(0, 1)):
+    for batch, ids in evaluated.predict(self._held_out.validation(0, 1)):
       targets, found = batch["targets"][batch["mask"]], ids[batch["mask"]]
       right.append(targets == found)
       macro.append(macro_accuracy(targets, found))
@@ -52,10 +52,10 @@ class DfaAccuracy:
   row's automaton accepts, not only the one that was drawn; the mean over batches, as there.
   """
 
-  def __init__(self, held_out: HeldOut, name: str = "validation"):
+  def __init__(self, held_out: ValidationSource, name: str = "validation"):
     self._held_out, self._name = held_out, name
 
-  def __call__(self, evaluated: Evaluated) -> Iterator[tuple[str, float]]:
-    found = evaluated.likeliest(self._held_out.validation(0, 1))
+  def __call__(self, evaluated: EvalContext) -> Iterator[tuple[str, float]]:
+    found = evaluated.predict(self._held_out.validation(0, 1))
     shares = [np.mean(accepted(batch, ids)[batch["mask"]]) for batch, ids in found]
     yield f"{self._name}_dfa_accuracy", float(np.mean(shares))

@@ -6,9 +6,9 @@ import jax
 
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.models import LM
-from deltanet_jax.train.evaluated import Evaluated, Evaluator, Scorer
+from deltanet_jax.train.eval_context import EvalContext, Evaluator, Scorer
 from deltanet_jax.train.step import make_trainer
-from deltanet_jax.train.weights import place, weights_of
+from deltanet_jax.train.weights import put_on_mesh, weights_of
 
 
 def evaluate(
@@ -21,6 +21,6 @@ def evaluate(
       are computed, the rest is not asked.
   """
   trainer = make_trainer(cfg)
-  weights = place(jax.device_get(weights_of(model)), trainer.state_shapes()["weights"])
-  evaluated = Evaluated(Scorer(trainer), weights, step)
+  weights = put_on_mesh(jax.device_get(weights_of(model)), trainer.state_shapes()["weights"])
+  evaluated = EvalContext(Scorer(trainer), weights, step)
   return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}

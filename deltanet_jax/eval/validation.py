@@ -4,26 +4,26 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from deltanet_jax.data import Batch, HeldOut
-from deltanet_jax.train.evaluated import Evaluated
+from deltanet_jax.data import Batch, ValidationSource
+from deltanet_jax.train.eval_context import EvalContext
 
 
 class Validation:
   """An evaluator of a task's own validation batches, or others, all or the first `batches`.
 
-  Yields the loss per target, the share of targets that are the likeliest token and, where all of a
+  Yields the loss per target, the share of targets that are the predict token and, where all of a
   text is read, bits per byte of it. `progress` may wrap the batches, to show how far it is.
   """
 
   def __init__(
     self,
-    task: HeldOut,
+    task: ValidationSource,
     batches: int | None = None,
     progress: Callable[[Iterable[Batch]], Iterator[Batch]] = iter,
   ):
     self._task, self._batches, self._progress = task, batches, progress
 
-  def __call__(self, evaluated: Evaluated) -> Iterator[tuple[str, float]]:
+  def __call__(self, evaluated: EvalContext) -> Iterator[tuple[str, float]]:
     held_out = self._task.validation(*evaluated.share)
     totals = evaluated.totals(self._progress(itertools.islice(held_out, self._batches)))
     if not totals["targets"]:

@@ -7,7 +7,7 @@ from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
 
 # Kind, as settings name it, to the class; "module:Class" is imported when it is asked for.
 MIXERS: dict[str, str | type[Mixer]] = {
-  "abc": "deltanet_jax.mixers.slots:ABC",
+  "abc": "deltanet_jax.mixers.abc_gsa:ABC",
   "attention": "deltanet_jax.mixers.attention:Attention",
   "block_deltanet": "deltanet_jax.mixers.block_deltanet:BlockDeltaNet",
   "deltanet": "deltanet_jax.mixers.deltanet:DeltaNet",
@@ -16,7 +16,7 @@ MIXERS: dict[str, str | type[Mixer]] = {
   "gated_deltanet": "deltanet_jax.mixers.gated_deltanet:GatedDeltaNet",
   "gated_rfa": "deltanet_jax.mixers.gated_rfa:GatedRFA",
   "gla": "deltanet_jax.mixers.gla:GLA",
-  "gsa": "deltanet_jax.mixers.slots:GSA",
+  "gsa": "deltanet_jax.mixers.abc_gsa:GSA",
   "hgrn2": "deltanet_jax.mixers.hgrn2:HGRN2",
   "hyena": "deltanet_jax.mixers.hyena:Hyena",
   "kda": "deltanet_jax.mixers.kda:KDA",

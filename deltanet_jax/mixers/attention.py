@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.parts import Linear, merge_heads, rope, split_heads
+from deltanet_jax.mixers.layers import Linear, merge_heads, rope, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
-from deltanet_jax.ops.documents import positions
+from deltanet_jax.ops.segments import segment_positions
 from deltanet_jax.sharding import locally
 
 
@@ -76,7 +76,7 @@ class Attention(Mixer):
     )
     if self.cfg.rope_base is not None:
       start = jnp.zeros((B,), jnp.int32) if state is None else state.position
-      position = positions(start, L, segment_ids)
+      position = segment_positions(start, L, segment_ids)
       # Keys are stored rotated: their own position does not change any more.
       q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     window = self.cfg.window

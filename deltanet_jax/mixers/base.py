@@ -24,7 +24,7 @@ class Mixer(nnx.Module, abc.ABC):
   """Maps x `[B L D]` to y `[B L D]`, causally: `Mixer(cfg, width, rngs=rngs)`.
 
   A state is a pytree that holds all a mixer remembers of earlier tokens; the numbers that the
-  paper counts as recurrent state are under the name "S". It belongs to the first document of a
+  paper counts as recurrent state are under the name "S". It belongs to the first segment of a
   row, the returned one to the last.
   """
 
@@ -39,7 +39,7 @@ class Mixer(nnx.Module, abc.ABC):
   # What is kept for decoding: a "state" of one size, a "cache" of keys and values, or the "history"
   # of inputs.
   decode: ClassVar[str] = "state"
-  # Entries of the state that `mix` may be given as a `Slot`, and then returns as one.
+  # Entries of the state that `mix` may be given as a `LayerState`, and then returns as one.
   in_place: ClassVar[tuple[str, ...]] = ()
   # Whether initial weights depend on the layer; the constructor then takes `layer`, a `Layer`.
   by_layer: ClassVar[bool] = False

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.delta_rule import Implementation
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -58,14 +58,14 @@ class BlockDeltaNet(DeltaRuleMixer):
     self.blocks = cfg.key_size // cfg.block_size
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
     # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
-    finish = Finish("silu", "l2", cfg.block_size), Finish("silu", size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue("silu", "l2", cfg.block_size), Epilogue("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
     shape = (batch, self.heads * self.blocks, self.cfg.block_size, self.value_size)
-    return dict(S=jnp.zeros(shape, wide_dtype(dtype)), **self.qkv.init_state(batch, dtype))
+    return dict(S=jnp.zeros(shape, accum_dtype(dtype)), **self.qkv.init_state(batch, dtype))
 
   def flops(self, length):
     """Of the chunkwise form, whose products with values every block does anew."""
@@ -77,7 +77,7 @@ class BlockDeltaNet(DeltaRuleMixer):
     H, m = self.heads, self.blocks
     (q, k, v, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
     q, k = (split_heads(y, H * m) for y in (q, k))
-    beta = jax.nn.sigmoid(beta.astype(wide_dtype(x.dtype)))
+    beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)
     o = o.reshape(*o.shape[:2], H, m, o.shape[3]).sum(axis=3)

@@ -6,11 +6,11 @@ import jax
 
 from deltanet_jax.config import MixerConfig, check_one_of, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.ops.delta_rule import Implementation
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Activation, Finish, Norm
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Activation, Epilogue, Norm
 
 
 @settings
@@ -50,14 +50,14 @@ class DeltaNet(DeltaRuleMixer):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    finish = Finish(cfg.activation, cfg.norm, dk), Finish("silu", size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue(cfg.activation, cfg.norm, dk), Epilogue("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
     (*qkv, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta = jax.nn.sigmoid(beta.astype(wide_dtype(x.dtype)))
+    beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

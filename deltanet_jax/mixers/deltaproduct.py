@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import check_positive, settings
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
-from deltanet_jax.mixers.parts import split_heads
+from deltanet_jax.mixers.layers import split_heads
 
 
 @settings

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, param, split_heads
-from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.dtypes import upcast
 
 
 @settings
@@ -55,7 +55,7 @@ class DFW(LinearAttentionMixer):
 
   def mix(self, x, segment_ids, state):
     (q, k, v), _ = self.qkv(x, segment_ids, None)
-    gates = (jax.nn.log_sigmoid(wide(gate(x))) for gate in (self.alpha, self.beta))
+    gates = (jax.nn.log_sigmoid(upcast(gate(x))) for gate in (self.alpha, self.beta))
     q, k, v, g, h = (split_heads(y, self.heads) for y in (q, k, v, *gates))
     o, S = self.run(q, k, v, g, segment_ids, state, h=h)
     return self.output(o, x), None if state is None else dict(S=S)

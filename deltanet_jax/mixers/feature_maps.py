@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from deltanet_jax.mixers.parts import Linear, param
-from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.mixers.layers import Linear, param
+from deltanet_jax.ops.dtypes import upcast
 from deltanet_jax.sharding import locally
 
 FeatureName = Literal["identity", "elu", "relu", "t2r", "hadamard", "hedgehog", "dpfp", "taylor"]
@@ -73,7 +73,7 @@ class FeatureMap(nnx.Module):
       case "hadamard":
         return self.first(x) * self.second(x)
       case "hedgehog":
-        u = wide(self.first(x))
+        u = upcast(self.first(x))
         return jax.nn.softmax(2 * jnp.concatenate([u, -u], axis=-1), axis=-1).astype(x.dtype)
       case "dpfp":
         r = jax.nn.relu(jnp.concatenate([x, -x], axis=-1))

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
-from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import (
+from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
   Linear,
@@ -16,9 +15,10 @@ from deltanet_jax.mixers.parts import (
   param,
   split_heads,
 )
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
 from deltanet_jax.ops.delta_rule import Implementation
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -62,8 +62,8 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    finish = Finish("silu", "l2", dk), Finish("silu", size=dv)
-    options = dict(steps=steps, finish=finish)
+    epilogue = Epilogue("silu", "l2", dk), Epilogue("silu", size=dv)
+    options = dict(steps=steps, epilogue=epilogue)
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, **options)
     self.beta = Linear((width, steps * H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
@@ -78,7 +78,7 @@ class GatedDeltaNet(DeltaRuleMixer):
 
     g is None in a mixer that has no forget gate.
     """
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     beside = [self.beta] if self.decay is None else [self.beta, self.decay]
     (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, beside=beside)
     qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))

@@ -9,9 +9,9 @@ import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.layers import QKV, Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, Linear, merge_heads, param, split_heads
-from deltanet_jax.ops.dtypes import wide
+from deltanet_jax.ops.dtypes import upcast
 
 
 @settings
@@ -68,7 +68,7 @@ class GatedRFA(LinearAttentionMixer):
 
   def features(self, x):
     """phi of x `[B L H d]`, as [sines, cosines]."""
-    y = wide(x)
+    y = upcast(x)
     squares = (y * y).sum(axis=-1, keepdims=True)
     # The root of 0 has no gradient; an inner `where` keeps it from being asked for.
     norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
@@ -82,8 +82,8 @@ class GatedRFA(LinearAttentionMixer):
   def mix(self, x, segment_ids, state):
     (q, k, v), _ = self.qkv(x, segment_ids, None)
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
-    gate = wide(self.decay(x))
-    q, k = self.features(q), jax.nn.sigmoid(-gate)[..., None] * wide(self.features(k))
+    gate = upcast(self.decay(x))
+    q, k = self.features(q), jax.nn.sigmoid(-gate)[..., None] * upcast(self.features(k))
     g = jax.nn.log_sigmoid(gate)
     o, total, state = self.run_normalized(q, k, v, g, segment_ids, state, scale=1.0)
     o = o / jnp.maximum(total, self.cfg.smallest)

@@ -6,10 +6,10 @@ import jax
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, split_heads
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -44,8 +44,8 @@ class GLA(LinearAttentionMixer):
     self.key_size = dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
     activation = "silu" if cfg.conv else "identity"
-    finish = Finish(activation, size=dk), Finish(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.decay_down = Linear((width, cfg.gate_rank), ("embed", None), std=std, rngs=rngs)
     self.decay_up = Linear((cfg.gate_rank, H * dk), (None, "heads"), std=std, rngs=rngs, bias=True)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
@@ -53,7 +53,7 @@ class GLA(LinearAttentionMixer):
   def mix(self, x, segment_ids, state):
     (*qkv, gate), convs = self.qkv(x, segment_ids, state, beside=(self.decay_down,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    gate = self.decay_up(gate).astype(wide_dtype(x.dtype))
+    gate = self.decay_up(gate).astype(accum_dtype(x.dtype))
     g = split_heads(jax.nn.log_sigmoid(gate) / self.cfg.gate_temperature, self.heads)
     o, S = self.run(q, k, v, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.layers import QKV, Linear, RMSNorm, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, Linear, RMSNorm, merge_heads, split_heads
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 
 
 @settings
@@ -56,7 +56,7 @@ class HGRN2(LinearAttentionMixer):
 
   def mix(self, x, segment_ids, state, lower_bound=None):
     (q, f, v), convs = self.qkv(x, segment_ids, state)
-    g, k = _forget(f.astype(wide_dtype(x.dtype)), lower_bound)
+    g, k = _forget(f.astype(accum_dtype(x.dtype)), lower_bound)
     q, k, v = jax.nn.silu(q), k.astype(x.dtype), v
     q, k, v, g = (split_heads(y, self.heads) for y in (q, k, v, g))
     o, S = self.run(q, k, v, g, segment_ids, state)

@@ -10,7 +10,7 @@ from jax import lax
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.parts import (
+from deltanet_jax.mixers.layers import (
   Linear,
   ShortConv,
   merge_heads,
@@ -18,10 +18,10 @@ from deltanet_jax.mixers.parts import (
   param,
   split_heads,
 )
-from deltanet_jax.ops import long_conv, long_conv_attention, slot
-from deltanet_jax.ops.documents import number_documents, positions
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops import layer_state, long_conv, long_conv_attention
+from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.ops.segments import number_segments, segment_positions
 from deltanet_jax.sharding import locally
 
 _TOKENS, _FILTER, _SEGMENTS = (
@@ -110,7 +110,7 @@ class _LongConvMixer(Mixer):
     """The filter is kept: to make it anew for every token would cost more than all else."""
     return dict(
       history=jnp.zeros((batch, max_length, self.remembered * self.width), dtype),
-      filter=self.filter(max_length, wide_dtype(dtype)),
+      filter=self.filter(max_length, accum_dtype(dtype)),
       conv=self.conv.init_state(batch, dtype),
       index=jnp.zeros((), jnp.int32),
       position=jnp.zeros((batch,), jnp.int32),
@@ -124,27 +124,27 @@ class _LongConvMixer(Mixer):
     y, conv = self.conv(self.into(x), before, segment_ids)
     read, *written = jnp.split(y, 3, axis=-1)
     written = self.write(*written)
-    wide, L = wide_dtype(x.dtype), x.shape[1]
+    wide, L = accum_dtype(x.dtype), x.shape[1]
     if state is None:
       # A token's own place in the filter has a weight beside it.
       h = self.filter(L, wide).at[0].add(self.bias[...].astype(wide))
       return self.out(self.convolve(read, written, h, segment_ids)), None
     n, M = state["index"], state["history"].shape[1]
-    history = slot.write_at(state["history"], written.astype(state["history"].dtype), n, 1)
-    held = slot.read(history).astype(x.dtype)
-    h = slot.read(state["filter"]).at[0].add(self.bias[...].astype(wide))
-    # Tokens of the first document that are already here have its number, those before it none.
+    history = layer_state.write_at(state["history"], written.astype(state["history"].dtype), n, 1)
+    held = layer_state.read(history).astype(x.dtype)
+    h = layer_state.read(state["filter"]).at[0].add(self.bias[...].astype(wide))
+    # Tokens of the first segment that are already here have its number, those before it none.
     place = jnp.arange(M, dtype=jnp.int32)[None]
     numbers = (place >= n - state["position"][:, None]).astype(jnp.int32) - 1
     if L == 1:
       y = self.read(read[:, 0], jnp.where((numbers == 0)[..., None], held, 0), h, n)[:, None]
     else:
       ids = jnp.zeros(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-      numbers = slot.write_at(numbers, number_documents(ids), n, 1)
-      placed = slot.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
+      numbers = layer_state.write_at(numbers, number_segments(ids), n, 1)
+      placed = layer_state.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
       y = self.convolve(placed, held, h, numbers)
       y = lax.dynamic_slice_in_dim(y, n, L, axis=1)
-    position = positions(state["position"], L, segment_ids)[:, -1] + 1
+    position = segment_positions(state["position"], L, segment_ids)[:, -1] + 1
     new = dict(history=history, filter=state["filter"], conv=conv, index=n + L, position=position)
     return self.out(y), new
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
-from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.mixers.parts import (
+from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
   Linear,
@@ -17,9 +16,10 @@ from deltanet_jax.mixers.parts import (
   param,
   split_heads,
 )
+from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
 from deltanet_jax.ops.delta_rule import Implementation
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -54,18 +54,20 @@ class KDA(DeltaRuleMixer):
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
     rank = cfg.gate_rank or dv
-    finish = Finish("silu", "l2", dk), Finish("silu", size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue("silu", "l2", dk), Epilogue("silu", size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
     self.decay = LowRank(width, rank, H * dk, std=std, rngs=rngs)
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1.0, 16.0)
     self.A_log = param(jnp.log(A), None)
     self.dt_bias = param(dt_bias(rngs, (H * dk,)), "heads")
     gate = LowRank(width, rank, H * dv, std=std, rngs=rngs, bias=True)
-    self.output = HeadOutput(width, H, dv, gate, eps=eps, std=std, rngs=rngs, squash=jax.nn.sigmoid)
+    self.output = HeadOutput(
+      width, H, dv, gate, eps=eps, std=std, rngs=rngs, gate_activation=jax.nn.sigmoid
+    )
 
   def mix(self, x, segment_ids, state):
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     beside = (self.beta, self.decay.down)
     (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, beside=beside)
     q, k, v = (split_heads(y, self.heads) for y in qkv)

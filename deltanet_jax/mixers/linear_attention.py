@@ -10,10 +10,10 @@ from deltanet_jax.mixers.feature_maps import (
   FeatureMap,
   FeatureName,
 )
+from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, Linear, merge_heads, split_heads
-from deltanet_jax.ops.dtypes import wide
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import upcast
+from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -63,8 +63,8 @@ class LinearAttention(LinearAttentionMixer):
     dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
     activation = "silu" if cfg.conv else "identity"
-    finish = Finish(activation, size=dk), Finish(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     make = lambda: FeatureMap(cfg.feature_map, dk, nu=cfg.dpfp_nu, std=std, rngs=rngs)
     self.q_map, self.k_map = make(), make()
     self.key_size = self.k_map.size
@@ -83,7 +83,7 @@ class LinearAttention(LinearAttentionMixer):
     q, k, v = (split_heads(y, self.heads) for y in (q, k, v))
     q, k = self.q_map(q), self.k_map(k)
     if self.cfg.sum_norm:
-      q, k = (y / (y.sum(axis=-1, keepdims=True) + 1e-4) for y in map(wide, (q, k)))
+      q, k = (y / (y.sum(axis=-1, keepdims=True) + 1e-4) for y in map(upcast, (q, k)))
     if self.normalized:
       o, total, state = self.run_normalized(q, k, v, None, segment_ids, state)
       y = self.out(merge_heads((o / (total + 1e-10)).astype(x.dtype)))

@@ -9,9 +9,9 @@ import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import Mixer, check_chunk, check_conv
-from deltanet_jax.mixers.parts import Linear, ShortConv, dt_bias, param
+from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import selective_scan
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 
 
 @settings
@@ -58,14 +58,14 @@ class Mamba(Mixer):
     self.out = Linear((d, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.channels, self.cfg.state_size), wide_dtype(dtype))
+    S = jnp.zeros((batch, self.channels, self.cfg.state_size), accum_dtype(dtype))
     return dict(S=S) if self.conv is None else dict(S=S, conv=self.conv.init_state(batch, dtype))
 
   def recurrent_state(self):
     return self.channels * self.cfg.state_size
 
   def mix(self, x, segment_ids, state):
-    wide, N = wide_dtype(x.dtype), self.cfg.state_size
+    wide, N = accum_dtype(x.dtype), self.cfg.state_size
     u, z = jnp.split(self.into(x), 2, axis=-1)
     new = {}
     if self.conv is not None:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import Linear, ShortConv, dt_bias, merge_heads, param, split_heads
 from deltanet_jax.ops import rms_norm
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 
 
 @settings
@@ -65,14 +65,14 @@ class Mamba2(LinearAttentionMixer):
     self.out = Linear((d, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), wide_dtype(dtype))
+    S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), accum_dtype(dtype))
     if not self.cfg.conv:
       return dict(S=S)
     convs = dict(value_conv=self.value_conv, BC_conv=self.BC_conv)
     return dict(S=S) | {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
 
   def mix(self, x, segment_ids, state):
-    wide, new = wide_dtype(x.dtype), {}
+    wide, new = accum_dtype(x.dtype), {}
     u, BC = self.value(x), self.BC(x)
     if self.cfg.conv:
       before = (None, None) if state is None else (state["value_conv"], state["BC_conv"])

@@ -7,11 +7,11 @@ from deltanet_jax.ops import (
   delta_rule,
   delta_rule_step,
   dplr,
+  layer_state,
   linear_attention,
   linear_attention_step,
-  slot,
 )
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.sharding import locally
 
 # Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
@@ -26,7 +26,7 @@ class MatrixStateMixer(Mixer):
   """Has heads, key_size, value_size and a `QKV` called qkv; the state is S and its convolutions."""
 
   def init_state(self, batch, max_length, dtype):
-    S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), wide_dtype(dtype))
+    S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), accum_dtype(dtype))
     return dict(S=S, **self.qkv.init_state(batch, dtype))
 
   def recurrent_state(self):
@@ -72,11 +72,11 @@ class DeltaRuleMixer(MatrixStateMixer):
         q, k, v, beta, g=g, S0=S0, segment_ids=segment_ids, chunk=cfg.chunk, **options
       )
 
-    S0 = None if state is None else slot.read(state["S"])
+    S0 = None if state is None else layer_state.read(state["S"])
     gate = _TOKENS[: 3 if g is None else g.ndim]
     names = (*(_TOKENS,) * 3, _TOKENS[:3], gate, _STATE, _SEGMENTS)
     o, S = locally(rule, (q, k, v, beta, g, S0, segment_ids), names, (_TOKENS, _STATE))
-    return o, S if state is None else slot.write(state["S"], S)
+    return o, S if state is None else layer_state.write(state["S"], S)
 
 
 def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
@@ -113,7 +113,7 @@ class LinearAttentionMixer(MatrixStateMixer):
   def init_state(self, batch, max_length, dtype):
     state = super().init_state(batch, max_length, dtype)
     if self.normalized:
-      state["z"] = jnp.zeros((batch, self.heads, self.key_size), wide_dtype(dtype))
+      state["z"] = jnp.zeros((batch, self.heads, self.key_size), accum_dtype(dtype))
     return state
 
   def flops(self, length):
@@ -134,7 +134,7 @@ class LinearAttentionMixer(MatrixStateMixer):
     if state is not None:
       state = dict(S=jnp.concatenate([state["S"], state["z"][..., None]], axis=-1))
     o, S = self.run(q, k, v, g, segment_ids, state, scale=scale)
-    o = o.astype(wide_dtype(o.dtype))
+    o = o.astype(accum_dtype(o.dtype))
     return o[..., :-1], o[..., -1:], None if state is None else dict(S=S[..., :-1], z=S[..., -1])
 
 

@@ -8,11 +8,11 @@ from jax import lax
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk
+from deltanet_jax.mixers.layers import QKV, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
-from deltanet_jax.mixers.parts import QKV, Linear, param, split_heads
-from deltanet_jax.ops.documents import changes
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.segments import segment_starts
 
 
 @settings
@@ -58,11 +58,11 @@ class MLSTM(LinearAttentionMixer):
     self.out = Linear((H * dv, width), ("heads", "embed"), std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    m = jnp.zeros((batch, self.heads), wide_dtype(dtype))
+    m = jnp.zeros((batch, self.heads), accum_dtype(dtype))
     return super().init_state(batch, max_length, dtype) | dict(m=m)
 
   def mix(self, x, segment_ids, state):
-    wide, H = wide_dtype(x.dtype), self.heads
+    wide, H = accum_dtype(x.dtype), self.heads
     (q, k, v), _ = self.qkv(x, segment_ids, None)
     q, k, v = (split_heads(y, H) for y in (q, k, v))
 
@@ -92,13 +92,13 @@ def running_max(log_f, log_i, m0, segment_ids):
   before = jnp.pad(m0[:, None], ((0, 0), (0, log_f.shape[1] - 1), (0, 0)))
   begins = (jnp.arange(log_f.shape[1]) == 0)[None]
   if segment_ids is not None:
-    begins = begins | changes(segment_ids)
+    begins = begins | segment_starts(segment_ids)
   begins = begins[..., None]
   begins = jnp.broadcast_to(begins, log_f.shape)
   fresh = jnp.maximum(log_f + before, log_i)
 
   def combine(one, two):
-    # What begins a document depends on nothing before it, be it NaN.
+    # What begins a segment depends on nothing before it, be it NaN.
     m = jnp.where(two[2], two[1], jnp.maximum(one[1] + two[0], two[1]))
     return one[0] + two[0], m, one[2] | two[2]
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from deltanet_jax.mixers.parts import merge_heads, param, split_heads
+from deltanet_jax.mixers.layers import merge_heads, param, split_heads
 from deltanet_jax.ops import layer_norm
 from deltanet_jax.sharding import locally
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
 from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.layers import QKV, HeadOutput, rope, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.parts import QKV, HeadOutput, rope, split_heads
-from deltanet_jax.ops.documents import positions
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Epilogue
+from deltanet_jax.ops.segments import segment_positions
 
 
 @settings
@@ -44,8 +44,8 @@ class RetNet(LinearAttentionMixer):
     self.key_size = dk = int(width * cfg.expand_k) // H
     self.value_size = dv = int(width * cfg.expand_v) // H
     activation = "silu" if cfg.conv else "identity"
-    finish = Finish(activation, size=dk), Finish(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, finish=finish)
+    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
@@ -57,8 +57,8 @@ class RetNet(LinearAttentionMixer):
     (q, k, v), convs = self.qkv(x, segment_ids, state)
     q, k, v = (split_heads(y, H) for y in (q, k, v))
     start = jnp.zeros((B,), jnp.int32) if state is None else state["position"]
-    position = positions(start, L, segment_ids)
-    g = jnp.asarray(np.log1p(-(2.0 ** (-5 - np.arange(H)))), wide_dtype(x.dtype))
+    position = segment_positions(start, L, segment_ids)
+    g = jnp.asarray(np.log1p(-(2.0 ** (-5 - np.arange(H)))), accum_dtype(x.dtype))
     q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     g = jnp.broadcast_to(g[None, None], (B, L, H))
     o, S = self.run(q, k, v, g, segment_ids, state)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer, check_chunk
-from deltanet_jax.mixers.parts import Linear, param
+from deltanet_jax.mixers.layers import Linear, param
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread, zigzag
 from deltanet_jax.ops import empty_log_max_state, log_max_scan, token_shift
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.sharding import locally
 
 
@@ -63,7 +63,7 @@ class RWKV4(Mixer):
     self.out = Linear((width, width), ("heads", "embed"), std=0.0, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    S = empty_log_max_state(batch, self.width, wide_dtype(dtype))
+    S = empty_log_max_state(batch, self.width, accum_dtype(dtype))
     return dict(S=S, shift=jnp.zeros((batch, self.width), dtype))
 
   def recurrent_state(self):
@@ -79,7 +79,7 @@ class RWKV4(Mixer):
     k = self.k(lerp(x, before, self.k_share))
     v = self.v(lerp(x, before, self.v_share))
     r = jax.nn.sigmoid(self.r(lerp(x, before, self.r_share)))
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     w, u = -jnp.exp(self.decay[...].astype(wide)), self.bonus[...].astype(wide)
 
     def scan(k, v, w, u, S0, segment_ids):

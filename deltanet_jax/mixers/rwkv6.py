@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.mixers.layers import Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
-from deltanet_jax.mixers.parts import Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread, zigzag
 from deltanet_jax.ops import token_shift
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 
 
 @settings
@@ -86,7 +86,7 @@ class RWKV6(LinearAttentionMixer):
   def init_state(self, batch, max_length, dtype):
     H, d = self.heads, self.key_size
     shift = jnp.zeros((batch, H * d), dtype)
-    return dict(S=jnp.zeros((batch, H, d, d), wide_dtype(dtype)), shift=shift)
+    return dict(S=jnp.zeros((batch, H, d, d), accum_dtype(dtype)), shift=shift)
 
   def mix(self, x, segment_ids, state):
     before = None if state is None else state["shift"]
@@ -121,7 +121,7 @@ class RWKV6(LinearAttentionMixer):
 
   def log_decay(self, x):
     """-exp of a bias per channel and what the data add to it."""
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     down, up = (weight[...].astype(x.dtype) for weight in (self.decay_down, self.decay_up))
     log = (jnp.tanh(x @ down) @ up).astype(wide) + self.decay[...].astype(wide)[None, None]
     # From e^-22026, which is 0, to less there is no way, and e^log would overflow.

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.mixers.layers import Linear, LowRank, merge_heads, param, per_head, split_heads
 from deltanet_jax.mixers.matrix_state import DPLRMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
-from deltanet_jax.mixers.parts import Linear, LowRank, merge_heads, param, per_head, split_heads
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread
 from deltanet_jax.ops import l2_norm, token_shift
 from deltanet_jax.ops.dplr.api import Implementation
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 
 
 @settings
@@ -97,18 +97,18 @@ class RWKV7(DPLRMixer):
   def init_state(self, batch, max_length, dtype):
     H, d = self.heads, self.key_size
     shift = jnp.zeros((batch, H * d), dtype)
-    return dict(S=jnp.zeros((batch, H, d, d), wide_dtype(dtype)), shift=shift)
+    return dict(S=jnp.zeros((batch, H, d, d), accum_dtype(dtype)), shift=shift)
 
   def mix(self, x, segment_ids, state):
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     before = None if state is None else state["shift"]
     before, last = token_shift(x, state=before, segment_ids=segment_ids)
     x_r, x_w, x_k, x_v, x_a, x_g = (lerp(x, before, share) for share in self.shares[...])
     channels = lambda w, dtype: w[...].astype(dtype)[None, None]
-    squash = lambda y, bias: jax.nn.sigmoid(y.astype(wide) + channels(bias, wide))
+    gate_activation = lambda y, bias: jax.nn.sigmoid(y.astype(wide) + channels(bias, wide))
     r, k, v = self.r(x_r), self.k(x_k), self.v(x_v)
-    w = -math.exp(-0.5) * squash(self.decay(x_w), self.decay_bias)
-    eta = squash(self.rate(x_a), self.rate_bias)
+    w = -math.exp(-0.5) * gate_activation(self.decay(x_w), self.decay_bias)
+    eta = gate_activation(self.rate(x_a), self.rate_bias)
     norm = lambda y: l2_norm(y, self.key_size)
     kappa = per_head(norm, k * channels(self.erased, x.dtype), self.key_size)
     # What is erased fast is written in full.

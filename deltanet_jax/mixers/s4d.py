@@ -9,9 +9,9 @@ from jax import lax
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
 from deltanet_jax.mixers.base import Mixer
-from deltanet_jax.mixers.parts import Linear, normal, param
+from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.ops import state_space
-from deltanet_jax.ops.dtypes import wide_dtype
+from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.long_conv.halves import conv_flops
 from deltanet_jax.sharding import locally
 
@@ -54,13 +54,13 @@ class S4D(Mixer):
 
   def init_state(self, batch, max_length, dtype):
     shape = (batch, self.channels, self.cfg.state_size // 2, 2)
-    return dict(S=jnp.zeros(shape, wide_dtype(dtype)))
+    return dict(S=jnp.zeros(shape, accum_dtype(dtype)))
 
   def recurrent_state(self):
     return self.channels * self.cfg.state_size
 
   def mix(self, x, segment_ids, state):
-    wide = wide_dtype(x.dtype)
+    wide = accum_dtype(x.dtype)
     A_log, A_imag, C, log_dt, D = (
       w[...].astype(wide) for w in (self.A_log, self.A_imag, self.C, self.log_dt, self.D)
     )

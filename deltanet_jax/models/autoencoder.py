@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from deltanet_jax.config import ModelConfig
-from deltanet_jax.mixers.parts import Linear
+from deltanet_jax.mixers.layers import Linear
 from deltanet_jax.models.block import make_norm
 
 

@@ -6,7 +6,7 @@ from flax import nnx
 
 from deltanet_jax.config import Mlp
 from deltanet_jax.mixers.base import Layer
-from deltanet_jax.mixers.parts import Linear, param
+from deltanet_jax.mixers.layers import Linear, param
 from deltanet_jax.mixers.rwkv import falling, lerp, share_before
 from deltanet_jax.ops import token_shift
 

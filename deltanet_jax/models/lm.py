@@ -11,14 +11,14 @@ from jaxtyping import Array, Float, Int, Key
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import mixer_class
-from deltanet_jax.mixers.parts import Linear, normal, param
+from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.models.autoencoder import Decoder
 from deltanet_jax.models.block import make_norm
-from deltanet_jax.models.bounds import Bounds
+from deltanet_jax.models.hgrn2_lower_bounds import LowerBounds
 from deltanet_jax.models.stack import Stack, find_repeats
 from deltanet_jax.ops.checks import check_segment_ids
-from deltanet_jax.ops.documents import positions
 from deltanet_jax.ops.matmul import matmul
+from deltanet_jax.ops.segments import segment_positions
 from deltanet_jax.sharding import constrain
 
 
@@ -36,7 +36,7 @@ class LM(nnx.Module):
       first += len(repeat.unit) * repeat.times
     self.stacks = nnx.List(stacks)
     bounded = [mixer_class(cfg.mixers[name].kind).bounded for name in cfg.layers]
-    self.bounds = Bounds(bounded, cfg.width) if any(bounded) else None
+    self.bounds = LowerBounds(bounded, cfg.width) if any(bounded) else None
     self.norm = make_norm(cfg)
     head = dict(shape=(cfg.width, cfg.vocab), axes=("embed", "vocab"), bias=cfg.head_bias)
     self.head = None if cfg.tied else Linear(**head, std=cfg.init_std, rngs=rngs)
@@ -70,7 +70,7 @@ class LM(nnx.Module):
     x = constrain(self.embedding[...], None, None)[tokens]
     if self.positions is not None:
       start = jnp.zeros(x.shape[:1], jnp.int32) if state is None else state[-1]
-      places = positions(start, x.shape[1], segment_ids)
+      places = segment_positions(start, x.shape[1], segment_ids)
       x = x + self._position_vectors(places)
     x = constrain(x.astype(self.cfg.dtype), "batch", "length", None)
     if dropout is not None:

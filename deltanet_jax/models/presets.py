@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from deltanet_jax.config import MixerConfig, ModelConfig, nearest
+from deltanet_jax.mixers.abc_gsa import ABCConfig, GSAConfig
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.block_deltanet import BlockDeltaNetConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
@@ -26,7 +27,6 @@ from deltanet_jax.mixers.retnet import RetNetConfig
 from deltanet_jax.mixers.rwkv4 import RWKV4Config
 from deltanet_jax.mixers.rwkv6 import RWKV6Config
 from deltanet_jax.mixers.s4d import S4DConfig
-from deltanet_jax.mixers.slots import ABCConfig, GSAConfig
 
 
 @dataclasses.dataclass(frozen=True)

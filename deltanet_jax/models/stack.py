@@ -12,7 +12,7 @@ from jaxtyping import Array
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import Layer
 from deltanet_jax.models.block import Block
-from deltanet_jax.ops import slot
+from deltanet_jax.ops import layer_state
 from deltanet_jax.sharding import constrain
 
 _POLICIES = {
@@ -60,9 +60,9 @@ class Unit(nnx.Module):
     for i, block in enumerate(self.blocks):
       state = None
       if states is not None:
-        state = slot.take(states[i], layer, block.mixer.in_place)
+        state = layer_state.take(states[i], layer, block.mixer.in_place)
       x, state = block(x, segment_ids, state, bounds[i])
-      new.append(None if states is None else slot.put(states[i], layer, state))
+      new.append(None if states is None else layer_state.put(states[i], layer, state))
     return x, None if states is None else new
 
 

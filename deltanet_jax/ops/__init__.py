@@ -8,6 +8,7 @@ from deltanet_jax.ops.delta_rule import (
   ut_transform,
   wy_representation,
 )
+from deltanet_jax.ops.dispatch import compiling_for
 from deltanet_jax.ops.dplr import dplr, dplr_step
 from deltanet_jax.ops.head_norm import head_norm
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
@@ -15,7 +16,6 @@ from deltanet_jax.ops.log_max_scan import empty_log_max_state, log_max_scan
 from deltanet_jax.ops.logcumsumexp import logcumsumexp
 from deltanet_jax.ops.long_conv import long_conv, long_conv_attention
 from deltanet_jax.ops.norms import l1_norm, l2_norm, layer_norm, rms_norm
-from deltanet_jax.ops.platform import compiling_for
 from deltanet_jax.ops.rope import rope
 from deltanet_jax.ops.selective_scan import selective_scan
 from deltanet_jax.ops.short_conv import short_conv, short_convs

@@ -4,22 +4,22 @@ import jax
 import jax.numpy as jnp
 
 
-def wide_dtype(*dtypes):
+def accum_dtype(*dtypes):
   """float32, or float64 if any of these is: the dtype of states, sums and softmax."""
-  wide = any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes)
-  return jnp.float64 if wide else jnp.float32
+  upcast = any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes)
+  return jnp.float64 if upcast else jnp.float32
 
 
-def wide(x):
-  return x.astype(wide_dtype(x.dtype))
+def upcast(x):
+  return x.astype(accum_dtype(x.dtype))
 
 
 def state_dtype(*arrays):
   """The dtype of a state that is made of these arrays, of which some may be None."""
-  return wide_dtype(*(x.dtype for x in arrays if x is not None))
+  return accum_dtype(*(x.dtype for x in arrays if x is not None))
 
 
-def products_for(dtype):
+def matmul_precision_for(dtype):
   """Context in which products are as exact as inputs of `dtype` deserve.
 
   TPU and GPU round float32 factors to bfloat16 or TF32 unless told otherwise; that is right for

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from deltanet_jax.ops.checks import check_implementation
+from deltanet_jax.ops.dispatch import target_platform
 from deltanet_jax.ops.norms import rms_norm
-from deltanet_jax.ops.platform import target_platform
 
 Implementation = Literal["plain", "pallas_gpu"]
 _MAX_SIZE = 2048  # channels of a head: two tokens of them are a kernel's block
@@ -20,14 +20,14 @@ def head_norm(
   eps: float,
   *,
   gate: Float[Array, "B L n"] | None = None,
-  squash: Callable | None = None,
+  gate_activation: Callable | None = None,
   implementation: Implementation | None = None,
   interpret: bool = False,
 ) -> Float[Array, "B L n"]:
-  """scale x / sqrt(mean(x^2) + eps) for every d channels, times squash(gate) if there is a gate.
+  """scale x / sqrt(mean(x^2) + eps) per d channels, times gate_activation(gate).
 
   Args:
-    squash: an activation, channel by channel.
+    gate_activation: an activation, channel by channel.
     implementation: "plain" are operations of XLA, "pallas_gpu" is one pass forward and one
       backward. A named one runs or raises. None takes the fastest that the platform has.
     interpret: runs the Pallas kernel on the CPU.
@@ -38,11 +38,11 @@ def head_norm(
     )
   if _choose(implementation, x, scale, gate) == "plain":
     y = rms_norm(x, scale, eps)
-    return y if gate is None else y * squash(gate)
+    return y if gate is None else y * gate_activation(gate)
   # Imported when it is called: it is heavy.
   from pallas_kernels.head_norm import vjp
 
-  return vjp.head_norm(x, scale, gate, eps, squash, interpret=interpret)
+  return vjp.head_norm(x, scale, gate, eps, gate_activation, interpret=interpret)
 
 
 def _choose(implementation, x, scale, gate):
@@ -52,13 +52,13 @@ def _choose(implementation, x, scale, gate):
   # There is none for a TPU, where `rms_norm` sums heads by products.
   fastest = "pallas_gpu" if target_platform() == "gpu" else "plain"
   chosen = implementation or fastest
-  reason = _refusal(x, scale.shape[0], gate) if chosen == "pallas_gpu" else None
+  reason = _unsupported_reason(x, scale.shape[0], gate) if chosen == "pallas_gpu" else None
   if reason and implementation:
     raise ValueError(f'{reason}; use implementation="plain".')
   return "plain" if reason else chosen
 
 
-def _refusal(x, size, gate):
+def _unsupported_reason(x, size, gate):
   """Why the kernel does not take these inputs, in one sentence; None if it does."""
   if x.dtype not in (jnp.bfloat16, jnp.float32):
     return f"a kernel takes bfloat16 or float32, got {x.dtype}"

@@ -5,8 +5,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import check_floating, check_segment_ids, check_shape
-from deltanet_jax.ops.documents import changes
 from deltanet_jax.ops.dtypes import state_dtype
+from deltanet_jax.ops.segments import segment_starts
 
 # The logarithm of an empty sum; finite, so that differences of two are numbers.
 EMPTY = -1e30
@@ -21,8 +21,8 @@ def logcumsumexp(
   """z_t = log(e^{z_{t-1}} + e^{x_t}), by an associative scan over time.
 
   Args:
-    z0: before the first token, EMPTY if None; it belongs to the first document of a row.
-    segment_ids: documents packed into one row; a sum begins anew wherever the id changes.
+    z0: before the first token, EMPTY if None; it belongs to the first segment of a row.
+    segment_ids: segments packed into one row; a sum begins anew wherever the id changes.
 
   Returns:
     z, float32 (float64 for float64 inputs).
@@ -38,7 +38,7 @@ def logcumsumexp(
     x = x.at[:, 0].set(jnp.logaddexp(x[:, 0], z0.astype(dtype)))
   if segment_ids is None:
     return lax.associative_scan(jnp.logaddexp, x, axis=1)
-  begins = changes(segment_ids)[:, :, None, None]
+  begins = segment_starts(segment_ids)[:, :, None, None]
 
   def combine(first, second):
     (z1, begins1), (z2, begins2) = first, second

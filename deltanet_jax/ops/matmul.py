@@ -4,20 +4,20 @@ import itertools
 
 import jax.numpy as jnp
 
-from deltanet_jax.ops.dtypes import wide_dtype
-from pallas_kernels.autodiff import backward_by_hand
+from deltanet_jax.ops.dtypes import accum_dtype
+from pallas_kernels.common.autodiff import custom_backward
 
 
 def _backward(wide, args, d):
   x, kernel = args
-  dtype = wide_dtype(x.dtype) if wide else x.dtype
+  dtype = accum_dtype(x.dtype) if wide else x.dtype
   d = d.astype(x.dtype)
   dx = jnp.einsum("...o,io->...i", d, kernel.astype(x.dtype), preferred_element_type=dtype)
   dW = jnp.einsum("...i,...o->io", x, d, preferred_element_type=dtype)
   return dx.astype(x.dtype), dW.astype(kernel.dtype)
 
 
-@backward_by_hand(_backward, static=(2,), inline=True)
+@custom_backward(_backward, static=(2,), inline=True)
 def matmul(x, kernel, wide=False):
   """x [.. i] by W [i o] in x's dtype; if `wide` result and sums of gradients in float32 (float64).
 
@@ -25,7 +25,7 @@ def matmul(x, kernel, wide=False):
   a gated MLP's gradient. And from a wide result it would go on in float32, TF32 on a GPU, half of
   bfloat16's speed: here all three products multiply in x's dtype.
   """
-  dtype = wide_dtype(x.dtype) if wide else x.dtype
+  dtype = accum_dtype(x.dtype) if wide else x.dtype
   return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
 
 
@@ -42,7 +42,7 @@ def _matmuls_backward(args, d):
 
 
 # By hand: the weights side by side are no residual, which all layers would keep.
-@backward_by_hand(_matmuls_backward, inline=True)
+@custom_backward(_matmuls_backward, inline=True)
 def matmuls(x, kernels):
   """x [.. i] by all of the weights [i o] side by side, in x's dtype: x is read once."""
   return jnp.matmul(x, _side_by_side(kernels, x.dtype))

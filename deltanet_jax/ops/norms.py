@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from deltanet_jax.ops.dtypes import wide
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.autodiff import backward_by_hand
-from pallas_kernels.bf16 import bf16_parts
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dtypes import upcast
+from pallas_kernels.common.autodiff import custom_backward
+from pallas_kernels.common.bf16 import bf16_parts
 
 # Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
 EPS = 1e-6
@@ -48,7 +48,7 @@ def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*
 
 def l1_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / (sum |x| + 1e-6) for every `size` channels, all if None."""
-  y = wide(x)
+  y = upcast(x)
   sums, spread = _reductions(size or x.shape[-1])
   return (y / (spread(sums(jnp.abs(y))) + EPS)).astype(x.dtype)
 
@@ -105,12 +105,12 @@ def _inverse(heads, y, eps, weight):
 
 
 def _forward(heads, x, *, eps, weight):
-  y = wide(x)
+  y = upcast(x)
   return y * heads.spread(_inverse(heads, y, eps, weight))
 
 
 def _backward(heads, x, d, *, eps, weight):
-  y = wide(x)
+  y = upcast(x)
   r = _inverse(heads, y, eps, weight)
   along = heads.sums(y * d) * weight * r * r * r
   return (d * heads.spread(r) - y * heads.spread(along)).astype(x.dtype)
@@ -120,7 +120,7 @@ def _normalize_backward(size, eps, mean, args, d):
   return (_by_platform(_backward, (*args, d), size, eps, 1 / size if mean else 1.0),)
 
 
-@backward_by_hand(_normalize_backward, static=(1, 2, 3))
+@custom_backward(_normalize_backward, static=(1, 2, 3))
 def _normalize(x, size, eps, mean):
   """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
   return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)
@@ -132,8 +132,8 @@ def _center_backward(size, args, d):
   return (_center(d, size).astype(x.dtype),)
 
 
-@backward_by_hand(_center_backward, static=(1,))
+@custom_backward(_center_backward, static=(1,))
 def _center(x, size):
   """x minus the mean of every `size` channels, float32 at least."""
-  center = lambda heads, x, *, eps, weight: wide(x) - heads.spread(heads.sums(wide(x))) * weight
+  center = lambda heads, x, *, eps, weight: upcast(x) - heads.spread(heads.sums(upcast(x))) * weight
   return _by_platform(center, (x,), size, 0.0, 1 / size)

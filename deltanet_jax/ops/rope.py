@@ -5,9 +5,9 @@ from typing import Literal, get_args
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import check_implementation
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.autodiff import backward_by_hand
-from pallas_kernels.rope.plain import refusal, turn
+from deltanet_jax.ops.dispatch import target_platform
+from pallas_kernels.common.autodiff import custom_backward
+from pallas_kernels.rope.reference import turn, unsupported_reason
 
 Implementation = Literal["plain", "pallas_tpu"]
 
@@ -36,7 +36,7 @@ def rope(
     raise ValueError(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
-  reason = refusal(x)
+  reason = unsupported_reason(x)
   if implementation == "pallas_tpu" and reason:
     raise ValueError(f'{reason}; use implementation="plain".')
   # A decoding token is no work for a kernel.
@@ -54,6 +54,6 @@ def _plain_backward(base, args, d):
   return _plain(d, -positions, base), None
 
 
-@backward_by_hand(_plain_backward, static=(2,))
+@custom_backward(_plain_backward, static=(2,))
 def _plain(x, positions, base):
   return turn(x, positions, base)

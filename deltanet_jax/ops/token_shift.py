@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.documents import changes
+from deltanet_jax.ops.segments import segment_starts
 
 
 def token_shift(
@@ -15,11 +15,11 @@ def token_shift(
   """x_{t-1} for every t, and the last token.
 
   Args:
-    state: the token before the first one, zeros if None; of the first document of a row.
-    segment_ids: the first token of a document has zeros before it.
+    state: the token before the first one, zeros if None; of the first segment of a row.
+    segment_ids: the first token of a segment has zeros before it.
   """
   first = jnp.zeros_like(x[:, :1]) if state is None else state.astype(x.dtype)[:, None]
   before = jnp.concatenate([first, x[:, :-1]], axis=1)
   if segment_ids is not None:
-    before = jnp.where(changes(segment_ids)[..., None], 0, before)
+    before = jnp.where(segment_starts(segment_ids)[..., None], 0, before)
   return before, x[:, -1]

@@ -1,17 +1,17 @@
 """Training: one compiled step, a loop around it, checkpoints, and loading what they left."""
 
-from deltanet_jax.train.evaluated import Evaluated, Evaluator
-from deltanet_jax.train.initial import Initial
+from deltanet_jax.train.checkpoint_reader import saved_steps
+from deltanet_jax.train.eval_context import EvalContext, Evaluator
+from deltanet_jax.train.init_from import InitFrom
+from deltanet_jax.train.load import Trained, load_trained, save_weights
 from deltanet_jax.train.loop import DivergenceError, check_start, train
-from deltanet_jax.train.stopping import PreemptionError
-from deltanet_jax.train.stored import saved_steps
-from deltanet_jax.train.trained import Trained, load_trained, save_weights
+from deltanet_jax.train.preemption import PreemptionError
 
 __all__ = [
   "DivergenceError",
-  "Evaluated",
+  "EvalContext",
   "Evaluator",
-  "Initial",
+  "InitFrom",
   "PreemptionError",
   "Trained",
   "check_start",
@@ -20,3 +20,6 @@ __all__ = [
   "saved_steps",
   "train",
 ]
+
+# Names before version 0.2.
+Evaluated, Initial = EvalContext, InitFrom

@@ -7,8 +7,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from deltanet_jax.config import CheckpointConfig
-from deltanet_jax.train.step import State
-from deltanet_jax.train.stored import (
+from deltanet_jax.train.checkpoint_reader import (
   FOLDER,
   DamageError,
   check_sum,
@@ -18,7 +17,8 @@ from deltanet_jax.train.stored import (
   read_meta,
   saved_steps,
 )
-from deltanet_jax.train.together import raise_together
+from deltanet_jax.train.multihost import raise_together
+from deltanet_jax.train.step import State
 
 DAMAGED = "damaged"
 
@@ -59,7 +59,7 @@ class Checkpoints:
     args["meta"] = ocp.args.JsonSave(meta | {"step": step, "checksums": sums})
     self._writing(lambda: self._manager.save(step, args=ocp.args.Composite(**args), force=True))
 
-  def restore(self, shapes: State, say=print) -> tuple[State, dict] | None:
+  def restore(self, shapes: State, report=print) -> tuple[State, dict] | None:
     """State and meta of the newest whole checkpoint, on the devices that `shapes` names.
 
     One that is proved to be damaged is moved aside, never deleted, and the one before it is taken.
@@ -70,7 +70,7 @@ class Checkpoints:
         items, meta = self._restore(step, _items(shapes))
         return dict(weights=items["weights"], **items["rest"]), meta
       except DamageError as e:
-        say(f"checkpoint {step} is damaged ({e}); moved to {self._put_aside(step)}.")
+        report(f"checkpoint {step} is damaged ({e}); moved to {self._put_aside(step)}.")
     return None
 
   def _restore(self, step, shapes):

@@ -12,19 +12,18 @@ from tqdm import tqdm
 
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
-from deltanet_jax.files import writing
-from deltanet_jax.train import feed
+from deltanet_jax.files import locked, writing
+from deltanet_jax.train import device_batches
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
-from deltanet_jax.train.evaluated import Evaluated, Evaluator, Scorer
-from deltanet_jax.train.initial import Initial
-from deltanet_jax.train.lock import locked
+from deltanet_jax.train.checkpoint_reader import saved_steps
+from deltanet_jax.train.eval_context import EvalContext, Evaluator, Scorer
+from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.metrics import Log, Meter, set_aside
 from deltanet_jax.train.optim import learning_rate
+from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.step import State, make_trainer
-from deltanet_jax.train.stopping import Stop
-from deltanet_jax.train.stored import saved_steps
-from deltanet_jax.train.weights import place
+from deltanet_jax.train.weights import put_on_mesh
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)
@@ -38,7 +37,7 @@ def check_start(
   cfg: TrainConfig,
   workdir: str | pathlib.Path,
   *,
-  initial: Initial | None = None,
+  initial: InitFrom | None = None,
   extend: bool = False,
 ):
   """Raises ValueError if this run cannot start, or go on, in this folder; writes nothing."""
@@ -56,11 +55,11 @@ def train(
   *,
   evaluators: Sequence[Evaluator] = (),
   origin: dict | None = None,
-  initial: Initial | None = None,
+  initial: InitFrom | None = None,
   extend: bool = False,
   from_scratch: bool = False,
   profile: bool = False,
-  say=print,
+  report=print,
 ) -> dict[str, float]:
   """Trains until `cfg.tokens`, going on from the newest checkpoint; returns the last evaluation.
 
@@ -80,7 +79,7 @@ def train(
       larger number: a cosine that had come down goes up again to where it would be.
     from_scratch: starts at 0 where every checkpoint was damaged, which is an error else.
     profile: writes a trace of a few updates to workdir/profile.
-    say: takes one line for people.
+    report: called with one line of text.
   """
   workdir = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
@@ -94,27 +93,27 @@ def train(
     begun = (initial and initial.origin()) if new else folders.begun_with(workdir)
     if jax.process_index() == 0:
       workdir.mkdir(parents=True, exist_ok=True)
-      stack.enter_context(locked(workdir, say))
+      stack.enter_context(locked(workdir / folders.LOCK, report=report))
       # Again: another run may have begun and ended here meanwhile.
       check_start(cfg, workdir, initial=initial, extend=extend)
       folders.write(workdir, cfg, task, origin or {}, begun)
     if line := task.remark(cfg.model.vocab):
-      say(line)
+      report(line)
     begin = functools.partial(
-      _begin, trainer, workdir, stop, initial, begun, from_scratch, origin or {}, say
+      _begin, trainer, workdir, stop, initial, begun, from_scratch, origin or {}, report
     )
     return _train(trainer, update, workdir, task, evaluators, stop, begin, profile)
 
 
 def _begin(
-  trainer, workdir, stop, initial, begun, from_scratch, origin, say, checkpoints
+  trainer, workdir, stop, initial, begun, from_scratch, origin, report, checkpoints
 ) -> tuple[State, int, bool]:
   """The state to start from, its step, and whether it was evaluated if it was to be."""
-  restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), say))
+  restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), report))
   if restored is not None:
     state, step = restored[0], restored[1]["step"]
-    say(f"going on from step {step} of {trainer.cfg.steps}")
-    _extend(trainer.cfg, workdir, step, origin, say)
+    report(f"going on from step {step} of {trainer.cfg.steps}")
+    _extend(trainer.cfg, workdir, step, origin, report)
     return state, step, restored[1].get("evaluated", True)
   if all_damaged(workdir):
     if not from_scratch:
@@ -124,7 +123,7 @@ def _begin(
       )
     if jax.process_index() == 0:
       set_aside(workdir)
-  _extend(trainer.cfg, workdir, 0, origin, say)
+  _extend(trainer.cfg, workdir, 0, origin, report)
   if begun is None:
     init = trainer.lower_init()
     return stop.before_start(init.compile)(np.uint32(trainer.cfg.seed)), 0, True
@@ -138,13 +137,13 @@ def _begin(
       f"{initial.path} no longer holds the weights that {workdir} was started with: name another"
       " workdir."
     )
-  say(f"starting from the {begun['kind']} weights of {begun['path']}")
+  report(f"starting from the {begun['kind']} weights of {begun['path']}")
   begin = trainer.lower_begin()
-  weights = place(initial.take(), trainer.state_shapes()["weights"])
+  weights = put_on_mesh(initial.take(), trainer.state_shapes()["weights"])
   return stop.before_start(begin.compile)(weights), 0, True
 
 
-def _extend(cfg, workdir, step, origin, say):
+def _extend(cfg, workdir, step, origin, report):
   """Notes in config.json that a run goes on to more tokens, and tells what that does."""
   if jax.process_index() != 0:
     return
@@ -152,7 +151,7 @@ def _extend(cfg, workdir, step, origin, say):
   if before is not None:
     old = dataclasses.replace(cfg, tokens=before)
     rates = [learning_rate(c, step) for c in (old, cfg)]
-    say(
+    report(
       f"extended from {before} to {cfg.tokens} tokens: the learning rate is that of a run of so"
       f" many, at this step {rates[1]:.3g} instead of {rates[0]:.3g}"
     )
@@ -166,13 +165,13 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
     state, start, evaluated_before = begin(checkpoints)
     meta = dict(config=to_json(cfg), identity=task.identity())
     shapes = trainer.batch_shapes()
-    host, hosts = feed.host_share(shapes["tokens"])
+    host, hosts = device_batches.host_share(shapes["tokens"])
     workers = cfg.data.workers
     batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
     scorer = Scorer(trainer)
 
     def evaluate(step) -> dict[str, float]:
-      evaluated = Evaluated(scorer, state["weights"], step)
+      evaluated = EvalContext(scorer, state["weights"], step)
       return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
 
     meter = Meter(trainer)
@@ -196,7 +195,7 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
     for step in range(start + 1, cfg.steps + 1):
       if profile and step - start == _TRACED.start:
         tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
-      batch = feed.place(next(batches), shapes, cfg.data.scored)
+      batch = device_batches.to_devices(next(batches), shapes, cfg.data.scored)
       state, metrics = update(state, batch, learning_rate(cfg, step - 1))
       _read(pending, log, bar, meter, cfg, workdir)
       pending = (step, metrics)

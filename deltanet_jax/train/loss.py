@@ -7,8 +7,8 @@ from jaxtyping import Array
 
 from deltanet_jax import sharding
 from deltanet_jax.models import LM
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.train.counting import places
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.train.target_positions import target_positions
 
 
 def batch_totals(
@@ -26,7 +26,7 @@ def batch_totals(
     loss_chunk: tokens of each row whose logits exist at a time, in the backward too; a divisor of
       the length, or more than it.
     scored: most targets of a row that count; None if it may be all of them.
-    count_correct: also how many targets are the likeliest token.
+    count_correct: also how many targets are the predict token.
   """
   x, _ = model.features(batch["tokens"], batch["segment_ids"], dropout=batch.get("dropout"))
   x = sharding.constrain(x, "batch", "length", None)
@@ -36,7 +36,7 @@ def batch_totals(
   if most > loss_chunk:
     most = -(-most // loss_chunk) * loss_chunk
   if most < L:
-    place, there = places(batch["mask"], most)
+    place, there = target_positions(batch["mask"], most)
     x = sharding.constrain(x, "batch", None, None)
     x = jnp.take_along_axis(x, place[..., None], axis=1)
     targets = jnp.take_along_axis(batch["targets"], place, axis=1)
@@ -61,7 +61,7 @@ def batch_totals(
 
   split = lambda y: jnp.moveaxis(y.reshape(B, chunks, L // chunks, *y.shape[2:]), 1, 0)
   xs = jax.tree.map(split, xs)
-  totals = dict(loss=jnp.zeros((), wide_dtype(x.dtype)))
+  totals = dict(loss=jnp.zeros((), accum_dtype(x.dtype)))
   if count_correct:
     totals["correct"] = jnp.zeros((), jnp.int32)
   totals, _ = lax.scan(add_chunk, totals, xs)

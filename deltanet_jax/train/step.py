@@ -13,11 +13,11 @@ from jaxtyping import Array, Float
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.train.likeliest import likeliest
+from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.train.loss import batch_totals
 from deltanet_jax.train.optim import make_optimizer
-from deltanet_jax.train.weights import Skeleton, init_weights, skeleton
+from deltanet_jax.train.predict import predict
+from deltanet_jax.train.weights import AbstractModel, abstract_model, init_weights
 
 # As `deltanet_jax.data.Batch`, of all hosts together.
 Batch = dict[str, Any]
@@ -34,7 +34,7 @@ class Trainer:
 
   cfg: TrainConfig
   mesh: Mesh
-  skeleton: Skeleton
+  abstract_model: AbstractModel
   optimizer: optax.GradientTransformation
 
   def init(self, seed: int | Array) -> State:
@@ -89,7 +89,7 @@ class Trainer:
     count = jnp.maximum(batch["mask"].sum(dtype=jnp.int32), 1).astype(jnp.float32)
 
     def loss(weights, micro_batch):
-      model = self.skeleton.model(weights)
+      model = self.abstract_model.model(weights)
       return self._totals(model, micro_batch)["loss"] / count
 
     n = self.cfg.grad_accum
@@ -104,24 +104,26 @@ class Trainer:
     def add(carry, micro_batch):
       return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, micro_batch)), None
 
-    zero = (jnp.zeros((), wide_dtype(self.cfg.model.dtype)), jax.tree.map(jnp.zeros_like, weights))
+    zero = (jnp.zeros((), accum_dtype(self.cfg.model.dtype)), jax.tree.map(jnp.zeros_like, weights))
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
   def score(self, weights, batch: Batch) -> dict[str, Array]:
-    """Sums over the batch: loss, how many targets were the likeliest token, targets."""
-    return self._totals(self.skeleton.model(weights), batch, count_correct=True)
+    """Sums over the batch: loss, how many targets were the predict token, targets."""
+    return self._totals(self.abstract_model.model(weights), batch, count_correct=True)
 
   def _totals(self, model, batch, **options):
     cfg = self.cfg
     return batch_totals(model, batch, cfg.loss_chunk, scored=cfg.data.scored, **options)
 
-  def likeliest(self, weights, batch: Batch, counting: int) -> Array:
-    """See `deltanet_jax.train.likeliest`."""
-    return likeliest(self.skeleton.model(weights), batch, counting, self.cfg.loss_chunk)
+  def predict(self, weights, batch: Batch, counting: int) -> Array:
+    """See `deltanet_jax.train.predict`."""
+    return predict(self.abstract_model.model(weights), batch, counting, self.cfg.loss_chunk)
 
   def state_shapes(self) -> State:
     """The state as shapes with shardings; takes no memory."""
-    by_name = {name: sharding.named(self.mesh, *axes) for name, axes in self.skeleton.axes.items()}
+    by_name = {
+      name: sharding.named(self.mesh, *axes) for name, axes in self.abstract_model.axes.items()
+    }
     whole = NamedSharding(self.mesh, PartitionSpec())
 
     def place(path, x):
@@ -171,8 +173,8 @@ class Trainer:
   def lower_score(self, **options):
     return self.lower(self.score, self.state_shapes()["weights"], self.batch_shapes(), **options)
 
-  def lower_likeliest(self, counting: int, **options):
-    function = functools.partial(self.likeliest, counting=counting)
+  def lower_predict(self, counting: int, **options):
+    function = functools.partial(self.predict, counting=counting)
     return self.lower(function, self.state_shapes()["weights"], self.batch_shapes(), **options)
 
 
@@ -188,7 +190,7 @@ def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
       "model.dtype = 'float64' needs jax's 64-bit types: set JAX_ENABLE_X64=1 and start again."
     )
   mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
-  model = skeleton(cfg.model)
+  model = abstract_model(cfg.model)
   for name, axes in model.axes.items():
     for axis, size in zip(axes, model.shapes[name].shape):
       sharding.check_divides(mesh, axis, size, f"axis {axis!r} of weight {name}")

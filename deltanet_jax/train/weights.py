@@ -13,7 +13,7 @@ from deltanet_jax.models.build import abstract
 
 
 @dataclasses.dataclass(frozen=True)
-class Skeleton:
+class AbstractModel:
   """A model without its weights; of each by name its shape, its axes and whether it decays."""
 
   graph: nnx.GraphDef
@@ -27,7 +27,7 @@ class Skeleton:
     return nnx.merge(self.graph, state)
 
 
-def skeleton(cfg: ModelConfig) -> Skeleton:
+def abstract_model(cfg: ModelConfig) -> AbstractModel:
   """What there is to know of a model before its weights exist."""
   graph, state = nnx.split(abstract(cfg), nnx.Param)
   axes, decays = {}, {}
@@ -39,7 +39,7 @@ def skeleton(cfg: ModelConfig) -> Skeleton:
     decays[_name(path)] = facts["decays"]
   leaves, structure = jax.tree.flatten(state)
   shapes = dict(zip(_names(state), leaves))
-  return Skeleton(graph, structure, shapes, axes, decays)
+  return AbstractModel(graph, structure, shapes, axes, decays)
 
 
 def weights_of(model: LM) -> dict[str, jax.Array]:
@@ -51,7 +51,7 @@ def init_weights(cfg: ModelConfig, seed: int | jax.Array) -> dict[str, jax.Array
   return weights_of(build(cfg, seed))
 
 
-def place(weights: dict[str, np.ndarray], shapes: dict[str, jax.ShapeDtypeStruct]) -> dict:
+def put_on_mesh(weights: dict[str, np.ndarray], shapes: dict[str, jax.ShapeDtypeStruct]) -> dict:
   """Weights that every process has whole, split and put where `shapes` wants them."""
   one = lambda x, shape: jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
   return {name: one(weights[name], shape) for name, shape in shapes.items()}

@@ -7,12 +7,12 @@ from deltanet_jax.config import TrainConfig, from_json, to_json
 from deltanet_jax.data import Task
 from deltanet_jax.files import write_json
 from deltanet_jax.mixers import mixer_config
-from deltanet_jax.train import lock
 
 FILE = "config.json"
+LOCK = "lock"  # held by the training process; readers do not need it
 VERSION = 2  # of what is in it
 # What may be in a folder before its run has started.
-_BEFORE = ("corpus", lock.FILE, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_BEFORE = ("corpus", LOCK, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 # What may change between two starts of one run: it moves work around, the result stays the same.
 _FREE = (
   "mesh.",

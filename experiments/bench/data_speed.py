@@ -66,8 +66,8 @@ def main():
     for key in tqdm([x for x in keys if not out.has(x)], unit="case"):
       start = time.perf_counter()
       speed = tokens_per_second(opened, key["length"], key["workers"])
-      figures = dict(tokens_per_second=speed, corpus_tokens=opened.train.tokens)
-      out.write(key, figures, time.perf_counter() - start)
+      metrics = dict(tokens_per_second=speed, corpus_tokens=opened.train.tokens)
+      out.write(key, metrics, time.perf_counter() - start)
       lines.append([*map(str, key.values()), f"{speed / 1e6:.2f}"])
   if lines:
     print(table(["corpus", "rows", "length", "workers", "million tokens/s"], lines))

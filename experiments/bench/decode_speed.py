@@ -66,7 +66,7 @@ class Candidate:
     jax.block_until_ready(self.run(self.model, now, _NO_STOPS))
     self.seconds.append(time.perf_counter() - start)
 
-  def figures(self):
+  def metrics(self):
     return dict(
       tokens_per_second=_BATCH.value * _TOKENS.value / min(self.seconds),
       seconds=self.seconds,
@@ -120,7 +120,7 @@ def _resident(name):
 
 def show(rows: list[tuple[dict, dict]]) -> str:
   header = ["preset", "context", "tokens/s", "ratio", "state bytes", "program", "process"]
-  first = {key["preset"]: figures["tokens_per_second"] for key, figures in reversed(rows)}
+  first = {key["preset"]: metrics["tokens_per_second"] for key, metrics in reversed(rows)}
   lines = []
   for key, x in rows:
     ratio = x["tokens_per_second"] / first[key["preset"]]
@@ -149,11 +149,11 @@ def main():
   for _ in tqdm(range(_ROUNDS.value), unit="round", desc="decoding"):
     for candidate in candidates:
       candidate.time()
-  rows = [(key, candidate.figures()) for key, candidate in zip(keys, candidates)]
-  for key, figures in rows:
-    out.write(key, figures)
+  rows = [(key, candidate.metrics()) for key, candidate in zip(keys, candidates)]
+  for key, metrics in rows:
+    out.write(key, metrics)
   print(show(rows))
-  print(f"all rows: {out.path}; figures: python -m experiments.plots")
+  print(f"all rows: {out.path}; metrics: python -m experiments.plots")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,18 @@ from deltanet_jax.ops import (
   head_norm,
   linear_attention,
   linear_attention_step,
-  numerics,
   rope,
   short_conv,
   short_convs,
+  testing,
 )
-from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, random_inputs, ugly_inputs
-from deltanet_jax.ops.finish import Finish
+from deltanet_jax.ops.epilogue import Epilogue
+from deltanet_jax.ops.testing import (
+  ILL_CONDITIONED,
+  Spec,
+  ill_conditioned_inputs,
+  random_inputs,
+)
 
 # Implementations of each platform; "unfused" is the paper's design around a UT kernel.
 RULES = {"tpu": ("pallas_tpu",), "gpu": ("pallas_gpu", "pallas_gpu unfused", "triton")}
@@ -43,7 +48,7 @@ class Sizes:
 # be: every program compiles for seconds there.
 DEVICE = Sizes(
   Spec(B=2, L=1000, H=4, dk=128),
-  UGLY,
+  ILL_CONDITIONED,
   4096,
   None,
   dict(plain=DTYPES, documents=("bfloat16",), full=DTYPES, channels=DTYPES),
@@ -58,7 +63,7 @@ INTERPRETED = Sizes(
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class DeviceCase:
   """One kernel with one kind of inputs in one dtype."""
 
   kernel: str
@@ -82,7 +87,7 @@ class Case:
     return ("o",) if self.kernel.startswith(alone) else ("o", "S")
 
 
-def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[Case]:
+def cases(platforms: tuple[str, ...], interpret: bool, triton: bool) -> Iterator[DeviceCase]:
   """All of them; the first kernel that is broken need not be the last one checked.
 
   Args:
@@ -115,12 +120,12 @@ def _rules(name, sizes, options):
     run = functools.partial(delta_rule, implementation=name, chunk=sizes.chunk, **options)
   truth = functools.partial(delta_rule, implementation="recurrent")
   plain = functools.partial(delta_rule, implementation="chunkwise")
-  make = functools.partial(Case, kernel=name, run=run, truth=truth, plain=plain)
+  make = functools.partial(DeviceCase, kernel=name, run=run, truth=truth, plain=plain)
   for inputs, spec in _specs(name, sizes.spec).items():
     for dtype in sizes.dtypes[inputs]:
       yield make(inputs=inputs, dtype=dtype, arrays=random_inputs(spec))
   for kind in sizes.ugly:
-    arrays = ugly_inputs(kind, L=sizes.ugly_length)
+    arrays = ill_conditioned_inputs(kind, L=sizes.ugly_length)
     yield make(inputs=kind, dtype="float32", arrays=arrays, plain=None)
 
 
@@ -134,12 +139,14 @@ def _linear(name, sizes, options):
   for inputs, spec in _specs(name, sizes.spec).items():
     arrays = {n: x for n, x in random_inputs(spec).items() if n != "beta"}
     for dtype in sizes.dtypes[inputs]:
-      yield Case(f"linear attention {name}", inputs, dtype, arrays, *forms(linear_attention))
+      yield DeviceCase(f"linear attention {name}", inputs, dtype, arrays, *forms(linear_attention))
   one = random_inputs(dataclasses.replace(sizes.spec, L=1, gate="vector"))
   token = {f"{n}_t": one[n][:, 0] for n in ("q", "k", "v", "g")} | dict(S=one["S0"])
   steps = forms(linear_attention_step)
   for dtype in DTYPES:
-    yield Case(f"step linear attention {name}", "channels", dtype, token, *steps, gradients=False)
+    yield DeviceCase(
+      f"step linear attention {name}", "channels", dtype, token, *steps, gradients=False
+    )
 
 
 def _convs(name, sizes, options):
@@ -148,14 +155,14 @@ def _convs(name, sizes, options):
   L, width = sizes.spec.L, 256
   arrays = dict(x=rng.standard_normal((2, L, width)), kernel=rng.standard_normal((4, width)))
   ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
-  finish = Finish("silu", "l2", 128)
+  epilogue = Epilogue("silu", "l2", 128)
   by = lambda implementation, **more: (
-    lambda **x: short_conv(**x, finish=finish, implementation=implementation, **more)[:1]
+    lambda **x: short_conv(**x, epilogue=epilogue, implementation=implementation, **more)[:1]
   )
   forms = (by(name, **options), by("plain"), by("plain"))
   for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
     for dtype in sizes.dtypes[inputs]:
-      yield Case(f"short conv {name}", inputs, dtype, arrays | more, *forms)
+      yield DeviceCase(f"short conv {name}", inputs, dtype, arrays | more, *forms)
 
 
 def _joint_convs(name, sizes, options):
@@ -167,20 +174,20 @@ def _joint_convs(name, sizes, options):
   x = dict(x=rng.standard_normal((2, L, sum(widths.values()) + 16)))
   arrays = x | {name: rng.standard_normal((4, width)) for name, width in widths.items()}
   ids = np.cumsum(rng.random((2, L)) < 4 / L, axis=1).astype(np.int32)
-  finishes = [Finish("silu", "l2", 128)] * 2 + [Finish("silu", size=256)]
+  epilogues = [Epilogue("silu", "l2", 128)] * 2 + [Epilogue("silu", size=256)]
 
   def joint(x, q, k, v, segment_ids=None):
-    return tuple(short_convs(x, (q, k, v), finishes, segment_ids=segment_ids, **options))
+    return tuple(short_convs(x, (q, k, v), epilogues, segment_ids=segment_ids, **options))
 
   def each(x, q, k, v, segment_ids=None):
     *own, beside = jnp.split(x, np.cumsum(list(widths.values())), axis=2)
     conv = functools.partial(short_conv, segment_ids=segment_ids, implementation="plain")
-    outs = [conv(y, w, finish=finish)[0] for y, w, finish in zip(own, (q, k, v), finishes)]
+    outs = [conv(y, w, epilogue=epilogue)[0] for y, w, epilogue in zip(own, (q, k, v), epilogues)]
     return *outs, beside
 
   for inputs, more in (("plain", {}), ("full", dict(segment_ids=ids))):
     for dtype in sizes.dtypes[inputs]:
-      yield Case(f"joint conv {name}", inputs, dtype, arrays | more, joint, each, each)
+      yield DeviceCase(f"joint conv {name}", inputs, dtype, arrays | more, joint, each, each)
 
 
 def _norms(name, sizes, options):
@@ -191,14 +198,14 @@ def _norms(name, sizes, options):
   shape = (2, sizes.spec.L, 256)
   arrays = dict(x=rng.standard_normal(shape), scale=rng.standard_normal(128))
   gate = dict(gate=rng.standard_normal(shape))
-  norm = functools.partial(head_norm, eps=1e-6, squash=jax.nn.silu)
+  norm = functools.partial(head_norm, eps=1e-6, gate_activation=jax.nn.silu)
   by = lambda implementation, **more: (
     lambda **x: (norm(**x, implementation=implementation, **more),)
   )
   forms = (by(name, **options), by("plain"), by("plain"))
   for inputs, more in (("plain", {}), ("full", gate)):
     for dtype in sizes.dtypes[inputs]:
-      yield Case(f"head norm {name}", inputs, dtype, arrays | more, *forms)
+      yield DeviceCase(f"head norm {name}", inputs, dtype, arrays | more, *forms)
 
 
 def _others(name, sizes, options):
@@ -208,7 +215,7 @@ def _others(name, sizes, options):
   step = functools.partial(delta_rule_step, implementation=name, **options)
   exact = functools.partial(delta_rule_step, implementation="recurrent")
   for dtype in DTYPES:
-    yield Case(f"step {name}", "full", dtype, token, step, exact, exact, gradients=False)
+    yield DeviceCase(f"step {name}", "full", dtype, token, step, exact, exact, gradients=False)
   rng = np.random.default_rng(0)
   L, d = sizes.spec.L, sizes.spec.dk
   heads = lambda d, H, Hk: {n: rng.standard_normal((2, L, H if n == "q" else Hk, d)) for n in "qkv"}
@@ -224,7 +231,7 @@ def _others(name, sizes, options):
   kinds["full window"] = (window, heads(d, 2, 1) | documents)
   for inputs, (window, given) in kinds.items():
     run, plain = attend(name, window=window, **options), attend("plain", window=window)
-    yield Case(f"attention {name}", inputs, "bfloat16", given, run, plain, plain)
+    yield DeviceCase(f"attention {name}", inputs, "bfloat16", given, run, plain, plain)
 
 
 def _rope(name, sizes, options):
@@ -240,25 +247,25 @@ def _rope(name, sizes, options):
   )
   for dtype in DTYPES:
     forms = (by(name, **options), by("plain"), by("plain"))
-    yield Case(f"rope {name}", "plain", dtype, dict(x=x), *forms)
+    yield DeviceCase(f"rope {name}", "plain", dtype, dict(x=x), *forms)
 
 
-def rounded(case: Case) -> dict[str, jax.Array]:
+def rounded(case: DeviceCase) -> dict[str, jax.Array]:
   """Its inputs in its dtype, a state in float32."""
   arrays = {("S0" if name == "S" else name): x for name, x in case.arrays.items()}
-  found = numerics.cast(arrays, case.dtype)
+  found = testing.cast(arrays, case.dtype)
   return {("S" if "S" in case.arrays and name == "S0" else name): x for name, x in found.items()}
 
 
-def program(case: Case, f: Callable) -> Callable[[dict], dict]:
+def program(case: DeviceCase, f: Callable) -> Callable[[dict], dict]:
   """Outputs of f, and where the case has them all gradients for random cotangents; compiled."""
   if not case.gradients:
     return jax.jit(lambda x: dict(zip(case.names, f(**x))))
-  run = numerics.with_gradients(f, case.names)
-  return lambda x: run(x, numerics.random_cotangents(f, x))
+  run = testing.with_gradients(f, case.names)
+  return lambda x: run(x, testing.random_cotangents(f, x))
 
 
-def truth(case: Case) -> dict[str, np.ndarray]:
+def truth(case: DeviceCase) -> dict[str, np.ndarray]:
   """What float64 gives on the host, from the rounded inputs."""
   with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
     wide = {

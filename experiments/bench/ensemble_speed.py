@@ -16,8 +16,7 @@ from tqdm import tqdm
 from deltanet_jax.models import build, preset
 from deltanet_jax.models.presets import FAMILIES
 from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import Spec, random_inputs, rel_rms
 from experiments.bench.timing import best_seconds
 from experiments.lib import app, records
 from experiments.lib.tables import table
@@ -78,10 +77,10 @@ def main():
   lines = []
   for name in (bar := tqdm([x for x in names if not out.has(keys[x])], unit="ensemble")):
     bar.set_description(name)
-    figures = compare(*(operator() if name == "delta rule" else model(name)))
-    out.write(keys[name], figures)
-    lines.append([name, *(f"{1e3 * figures[x]:.0f}" for x in ("loop", "vmap"))])
-    lines[-1].append(f"{figures['ratio']:.2f}")
+    metrics = compare(*(operator() if name == "delta rule" else model(name)))
+    out.write(keys[name], metrics)
+    lines.append([name, *(f"{1e3 * metrics[x]:.0f}" for x in ("loop", "vmap"))])
+    lines[-1].append(f"{metrics['ratio']:.2f}")
   if lines:
     print(table(["of", "loop, ms", "vmap, ms", "ratio"], lines))
   print(f"all rows: {out.path}; tables: python -m experiments.plots")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 from absl import flags
 
-from deltanet_jax.eval.harness import Scorer
+from deltanet_jax.eval.harness import ContinuationScorer
 from deltanet_jax.models import build, preset
 from experiments.bench.timing import best_seconds
 from experiments.lib import app, records
@@ -43,7 +43,7 @@ def measure(name: str) -> dict:
   model, asked = build(cfg), requests(cfg.vocab)
   longest = _CONTEXT.value + _CHOICE.value
   scorers = {
-    reuse: Scorer(model, batch=_BATCH.value, max_length=longest, reuse=reuse)
+    reuse: ContinuationScorer(model, batch=_BATCH.value, max_length=longest, reuse=reuse)
     for reuse in (True, False)
   }
   found = {reuse: [x.logprob for x in scorer(asked)] for reuse, scorer in scorers.items()}
@@ -69,10 +69,10 @@ def main():
     if out.has(key):
       continue
     start = time.perf_counter()
-    figures = measure(name)
-    out.write(key, figures, time.perf_counter() - start)
-    cells = [f"{figures[x]:.2f}" for x in ("alone", "shared", "speedup")]
-    lines.append([name, *cells, f"{figures['difference']:.0e}"])
+    metrics = measure(name)
+    out.write(key, metrics, time.perf_counter() - start)
+    cells = [f"{metrics[x]:.2f}" for x in ("alone", "shared", "speedup")]
+    lines.append([name, *cells, f"{metrics['difference']:.0e}"])
   if lines:
     print(table(["model", "alone, s", "shared, s", "speed-up", "largest difference"], lines))
   print(f"all rows: {out.path}")

@@ -25,8 +25,8 @@ from absl import flags
 from tqdm import tqdm
 
 from deltanet_jax.host_memory import keep_freed_memory
-from deltanet_jax.ops import delta_rule, numerics
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from deltanet_jax.ops import delta_rule, testing
+from deltanet_jax.ops.testing import Spec, random_inputs
 from experiments.bench.shapes import CURVES
 from experiments.bench.timing import best_seconds
 from experiments.lib import app, records
@@ -91,7 +91,7 @@ def key_of(curve: str, spec: Spec, form: str, direction: str) -> dict:
 def _program(rule, direction):
   """(inputs, cotangents) -> outputs, and with the backward gradients, by name."""
   if direction == "forward+backward":
-    return numerics.with_gradients(rule)
+    return testing.with_gradients(rule)
   return jax.jit(lambda inputs, _: dict(zip(("o", "S"), rule(**inputs))))
 
 
@@ -106,8 +106,8 @@ def prepare(curve: str, spec: Spec) -> list[Problem]:
 
   TooLargeError if one needs more memory than this machine has, ValueError if one is wrong.
   """
-  inputs = numerics.cast(random_inputs(spec, dtype="float32"), _DTYPE.value)
-  cotangents = numerics.random_cotangents(rule_of("default"), inputs)
+  inputs = testing.cast(random_inputs(spec, dtype="float32"), _DTYPE.value)
+  cotangents = testing.random_cotangents(rule_of("default"), inputs)
   cotangents = tuple(jnp.asarray(x, "float32") for x in cotangents)
   problems = []
   for form, direction in _FORMS[curve]:
@@ -137,7 +137,7 @@ def check(problem: Problem):
     inputs = {name: cut(name, x) for name, x in problem.inputs.items()}
     cotangents = tuple(cut(name, x) for name, x in zip(("o", "S"), problem.cotangents))
     for name, want in truth(inputs, cotangents).items():
-      error = numerics.rel_rms(cut(name, got[name]), want)
+      error = testing.rel_rms(cut(name, got[name]), want)
       if not error <= _AGREE[dtype]:
         what = " ".join(f"{x} {y}" for x, y in problem.key.items())
         raise ValueError(f"{name} differs from the recurrence by {error:.1e}: {what}")
@@ -147,47 +147,47 @@ def measure(problems: list[Problem], budget: float) -> dict[int, dict]:
   """Times of all problems, in rounds over all of them."""
   runs = {i: problem.run for i, problem in enumerate(problems)}
   best, rounds = best_seconds(runs, _ROUNDS.value, budget)
-  figures = {}
+  metrics = {}
   for i, problem in enumerate(problems):
     key, memory = problem.key, problem.program.memory_analysis()
     per_token = best[i] / (key["batch"] * key["heads"] * key["length"])
-    figures[i] = dict(
+    metrics[i] = dict(
       seconds=best[i],
       microseconds_per_token_and_head=1e6 * per_token,
       temporary_bytes=memory.temp_size_in_bytes,
       rounds=rounds,
     )
-  return figures
+  return metrics
 
 
 def forms(curve: str, spec: Spec) -> list[tuple[dict, dict]]:
-  """Keys and figures of all forms of one shape, with the speed-up over the recurrence."""
+  """Keys and metrics of all forms of one shape, with the speed-up over the recurrence."""
   problems = prepare(curve, spec)
-  figures = measure(problems, _BUDGET.value)
+  metrics = measure(problems, _BUDGET.value)
   recurrent = {
-    problem.key["direction"]: figures[i]["seconds"]
+    problem.key["direction"]: metrics[i]["seconds"]
     for i, problem in enumerate(problems)
     if problem.key["form"] == "recurrent"
   }
-  others = [figures[i]["seconds"] for i, x in enumerate(problems) if x.key["form"] != "default"]
+  others = [metrics[i]["seconds"] for i, x in enumerate(problems) if x.key["form"] != "default"]
   rows = []
   for i, problem in enumerate(problems):
-    ratios = dict(speedup=recurrent[problem.key["direction"]] / figures[i]["seconds"])
+    ratios = dict(speedup=recurrent[problem.key["direction"]] / metrics[i]["seconds"])
     if curve == "forward":
-      ratios["over_fastest"] = figures[i]["seconds"] / min(others)
-    rows.append((problem.key, figures[i] | ratios))
+      ratios["over_fastest"] = metrics[i]["seconds"] / min(others)
+    rows.append((problem.key, metrics[i] | ratios))
   return rows
 
 
 def together(curve: str, specs: list[Spec]) -> list[tuple[dict, dict]]:
-  """Keys and figures of all shapes, interleaved, with the cost over the cheapest of a head size."""
+  """Keys and metrics of all shapes, interleaved, with the cost over the cheapest of a head size."""
   problems = [problem for spec in tqdm(specs, unit="shape") for problem in prepare(curve, spec)]
-  figures = measure(problems, _BUDGET.value * len(problems))
-  cost = lambda i: figures[i]["microseconds_per_token_and_head"]
+  metrics = measure(problems, _BUDGET.value * len(problems))
+  cost = lambda i: metrics[i]["microseconds_per_token_and_head"]
   size = lambda i: problems[i].key["head_size"]
-  cheapest = {d: min(cost(i) for i in figures if size(i) == d) for d in {size(i) for i in figures}}
+  cheapest = {d: min(cost(i) for i in metrics if size(i) == d) for d in {size(i) for i in metrics}}
   return [
-    (problem.key, figures[i] | dict(over_cheapest=cost(i) / cheapest[size(i)]))
+    (problem.key, metrics[i] | dict(over_cheapest=cost(i) / cheapest[size(i)]))
     for i, problem in enumerate(problems)
   ]
 
@@ -222,8 +222,8 @@ def main():
     if curve == "batch_heads":
       # A ratio to the cheapest needs all of them in one run.
       found = [] if all(map(done, shapes.values())) else together(curve, list(shapes.values()))
-      for key, figures in found:
-        out.write(key, figures)
+      for key, metrics in found:
+        out.write(key, metrics)
       rows += found
       continue
     wanted = [name for name in shapes if name in (_SHAPES.value or [name])]
@@ -235,12 +235,12 @@ def main():
       except TooLargeError as e:
         tqdm.write(f"{name} is left out: {e}, more than this machine has to spare")
         continue
-      for key, figures in found:
-        out.write(key, figures, time.perf_counter() - start)
+      for key, metrics in found:
+        out.write(key, metrics, time.perf_counter() - start)
       rows += found
   if rows:
     print(show(rows))
-  print(f"all rows: {out.path}; figures: python -m experiments.plots")
+  print(f"all rows: {out.path}; metrics: python -m experiments.plots")
 
 
 if __name__ == "__main__":

@@ -64,15 +64,15 @@ def main():
   }
   lines = []
   for kind in kinds:
-    figures = dict(
+    metrics = dict(
       seconds=seconds[kind],
       temporary_bytes=temporary[kind],
       over_deltanet=seconds[kind] / seconds[_YARDSTICK],
       memory_over_deltanet=temporary[kind] / temporary[_YARDSTICK],
       rounds=rounds,
     )
-    out.write(keys[kind], figures)
-    ratios = [f"{figures[x]:.2f}" for x in ("over_deltanet", "memory_over_deltanet")]
+    out.write(keys[kind], metrics)
+    ratios = [f"{metrics[x]:.2f}" for x in ("over_deltanet", "memory_over_deltanet")]
     lines.append([kind, f"{1e3 * seconds[kind]:.0f}", ratios[0], f"{temporary[kind] / 2**20:.0f}"])
     lines[-1].append(ratios[1])
   print(table(["mixer", "ms", "over DeltaNet", "temporary, MiB", "over DeltaNet's"], lines))

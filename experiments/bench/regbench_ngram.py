@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from deltanet_jax.data import RegBench
 from deltanet_jax.eval.accuracy import accepted
-from deltanet_jax.eval.in_context import likeliest_by_ngrams
+from deltanet_jax.eval.in_context_ngram import ngram_predictions
 from experiments.configs import regbench
 from experiments.lib import app, records
 from experiments.lib.tables import table
@@ -35,7 +35,7 @@ def measure(setting: str, seed: int, automata: int) -> list[float]:
     batch=automata, examples=None, seed=seed, test_examples=automata, **SETTINGS[setting]
   )
   (batch,) = task.test.validation(0, 1)
-  found = likeliest_by_ngrams(batch["tokens"], _ORDERS, never=(0, task.separator))
+  found = ngram_predictions(batch["tokens"], _ORDERS, never=(0, task.separator))
   return [float(accepted(batch, ids)[batch["mask"]].mean()) for ids in found]
 
 

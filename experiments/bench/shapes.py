@@ -1,6 +1,6 @@
 """Shapes of the delta rule that are timed, beside those of the paper's figure (specs.SPEED)."""
 
-from deltanet_jax.ops.delta_rule.specs import SPEED, Spec
+from deltanet_jax.ops.testing import SPEED, Spec
 
 # Batch and heads, B H from 2 to 256; and few long rows with many heads.
 _BATCH_HEADS = ((1, 2), (1, 4), (2, 4), (4, 4), (8, 4), (16, 4), (16, 8), (16, 16))

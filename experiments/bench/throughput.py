@@ -115,14 +115,14 @@ def main():
         raise ValueError(f"the loss of {name} is not finite.")
     seconds, rounds = best_seconds(updates, _ROUNDS.value, 0)
     for name, update in updates.items():
-      figures = dict(
+      metrics = dict(
         tokens_per_second=_TOKENS.value / seconds[name],
         seconds=seconds[name],
         temporary_bytes=update.temporary_bytes,
         rounds=rounds,
       )
-      out.write(keys[name, length], figures)
-      cells = [f"{figures['tokens_per_second']:,.0f}", f"{update.temporary_bytes / 2**20:,.0f}"]
+      out.write(keys[name, length], metrics)
+      cells = [f"{metrics['tokens_per_second']:,.0f}", f"{update.temporary_bytes / 2**20:,.0f}"]
       lines.append([name, f"{length:,} x {_TOKENS.value // length}", *cells])
     del updates
     jax.clear_caches()

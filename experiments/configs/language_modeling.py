@@ -13,7 +13,7 @@ as in the paper. Nothing else is chosen for a row, so its figure shows what this
 how good a mixer can be.
 
 What is measured on held-out text: bits per byte; recall, names and values that were planted in it
-(`deltanet_jax/data/corpus/planted.py`); for the rows with two seeds also the loss against the
+(`data/corpus/planted_recall.py`); for the rows with two seeds also the loss against the
 position in contexts of 1, 2, 4 and 8 times the length of training.
 
 Paper, 340M parameters and 15 billion tokens (WikiText perplexity, SWDE): Transformer++ 28.39, 42.2;
@@ -34,8 +34,8 @@ from deltanet_jax.config import (
   OptimizerConfig,
   TrainConfig,
 )
-from deltanet_jax.data import Corpus, CorpusTask, Planted, SplitText, open_corpus
-from deltanet_jax.eval import LossByPosition, Recall, Validation
+from deltanet_jax.data import Corpus, CorpusTask, PlantedRecallText, SplitText, open_corpus
+from deltanet_jax.eval import LossByPosition, PlantedRecall, Validation
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
@@ -44,7 +44,7 @@ from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 from experiments.configs import lm_340m, lm_ablations
-from experiments.lib.sweeps import Point, Row, Training
+from experiments.lib.sweep_spec import Point, Row, Training
 
 CORPUS = "results/corpus/tokens"
 PARAMETERS = 570_912  # Mamba's, the only one that has no MLP to fit them with
@@ -144,8 +144,8 @@ def evaluators(corpus: Corpus, row: str) -> list:
   """Validation on the way, and the rest when the run has ended."""
   held_out = corpus.validation
   shape = dict(length=LENGTH, batch=BATCH)
-  planted = functools.partial(Planted, held_out, corpus.tokenizer(), **shape, batches=32)
-  found = [Validation(SplitText(held_out, **shape)), Recall(planted(), planted(told=False))]
+  planted = functools.partial(PlantedRecallText, held_out, corpus.tokenizer(), **shape, batches=32)
+  found = [Validation(SplitText(held_out, **shape)), PlantedRecall(planted(), planted(told=False))]
   if row in MAIN:
     # As many tokens in a batch of any length, so the same text in as many batches.
     sizes = {LENGTH * n: 2 * MULTIPLES[-1] // n for n in MULTIPLES}

@@ -4,7 +4,7 @@ python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --w
   --config.data.corpus=CORPUS --config.mesh.data=1 --config.mesh.fsdp=8
 
 The name is any preset of `python -m experiments.models`; the paper trained on 8 H100. The lines of
-its tables, with their cost and figures: lm_340m.py, lm_1_3b.py, lm_ablations.py, lm_3b.py.
+its tables, with their cost and metrics: lm_340m.py, lm_1_3b.py, lm_ablations.py, lm_3b.py.
 """
 
 from collections.abc import Iterable

@@ -28,7 +28,7 @@ from deltanet_jax.config import (
   OptimizerConfig,
   TrainConfig,
 )
-from deltanet_jax.data import Drawn, mad
+from deltanet_jax.data import SyntheticTask, mad
 from deltanet_jax.eval import Accuracy
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
@@ -36,7 +36,7 @@ from deltanet_jax.mixers.gla import GLAConfig
 from deltanet_jax.mixers.hyena import HyenaConfig, MultiheadHyenaConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
-from experiments.lib.sweeps import Point, Row, Training
+from experiments.lib.sweep_spec import Point, Row, Training
 
 TASKS = (
   "compress",
@@ -102,7 +102,7 @@ def _scored(task: str, setting: dict) -> int | None:
 
 
 def _training(name, task, setting, *, width, batch, epochs, point: Point, seed, every=1, **changes):
-  data: Drawn = mad.make(task, **setting, batch=batch, seed=12345 + seed)
+  data: SyntheticTask = mad.make(task, **setting, batch=batch, seed=12345 + seed)
   length = data.shape[1]
   per_update, updates = batch * length, epochs * data.epoch
   cfg = TrainConfig(

@@ -37,7 +37,7 @@ from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 from deltanet_jax.mixers.rwkv4 import RWKV4Config
-from experiments.lib.sweeps import Point, Row, Training
+from experiments.lib.sweep_spec import Point, Row, Training
 
 # Percent by width, as the paper's figure has them.
 PAPER = {

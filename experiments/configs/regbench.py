@@ -31,7 +31,7 @@ from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gla import GLAConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
-from experiments.lib.sweeps import Point, Row, Training
+from experiments.lib.sweep_spec import Point, Row, Training
 
 # Percent by training sequences, as the paper's figure has them.
 PAPER = {

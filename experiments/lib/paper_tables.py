@@ -29,9 +29,9 @@ FILES = ("lm_340m", "lm_1_3b", "lm_ablations", "lm_3b")
 Line = dict[tuple[str, str], float]
 
 
-def line(columns: tuple[tuple[str, str], ...], *figures: float) -> Line:
+def line(columns: tuple[tuple[str, str], ...], *metrics: float) -> Line:
   """Perplexities, and percent, by column."""
-  return dict(zip(columns, figures, strict=True))
+  return dict(zip(columns, metrics, strict=True))
 
 
 def lines() -> dict[str, Line]:
@@ -39,7 +39,7 @@ def lines() -> dict[str, Line]:
   found = {}
   for name in FILES:
     module = importlib.import_module(f"experiments.configs.{name}")
-    found |= {f"{row}-{module.SIZE}": figures for row, figures in module.PAPER.items()}
+    found |= {f"{row}-{module.SIZE}": metrics for row, metrics in module.PAPER.items()}
   return found
 
 

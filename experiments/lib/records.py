@@ -1,14 +1,11 @@
-"""The one road of results: rows of experiments/results/<name>/rows.jsonl.
+"""The one road of results: rows of experiments/results/<name>/records.jsonl.
 
-A row is `{"key": {...}, "figures": {...}, "provenance": {...}}`; one with the same key replaces the
+A row is `{"key": {...}, "metrics": {...}, "provenance": {...}}`; one with the same key replaces the
 older one. Rows are written as they finish, so that a measurement that is stopped keeps what it has.
 """
 
-import contextlib
-import fcntl
 import functools
 import json
-import os
 import pathlib
 
 from absl import flags
@@ -52,7 +49,7 @@ class Records:
     return next(filter(same, _read(self.path)), None)
 
   def write(
-    self, key: dict, figures: dict, seconds: float | None = None, facts: dict | None = None
+    self, key: dict, metrics: dict, seconds: float | None = None, facts: dict | None = None
   ):
     """Adds a row, or replaces the one of this key.
 
@@ -61,25 +58,15 @@ class Records:
       facts: more of where it comes from, text by name, to be found by.
     """
     took = {} if seconds is None else dict(seconds=round(seconds, 1))
-    new = dict(key=key, figures=figures, provenance=self._origin | took | (facts or {}))
+    new = dict(key=key, metrics=metrics, provenance=self._origin | took | (facts or {}))
     self.path.parent.mkdir(parents=True, exist_ok=True)
     # Read again each time, and nobody writes meanwhile: another command may have added rows since.
-    with _locked(self.path.parent):
+    with files.locked(self.path.parent, wait=True):
       rows = [row for row in _read(self.path) if row["key"] != key] + [new]
       rows.sort(key=lambda row: _order(row["key"]))
       lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
       files.write_text(self.path, "".join(lines))
     self._written.append(key)
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path):
-  handle = os.open(folder, os.O_RDONLY)
-  try:
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    yield
-  finally:
-    os.close(handle)
 
 
 def open(name: str, *, reading: bool = False) -> Records:
@@ -98,7 +85,7 @@ def open(name: str, *, reading: bool = False) -> Records:
 
 def beside(folder: pathlib.Path) -> Records:
   """Records in a folder of the user's own; of uncommitted code too, and the rows say so."""
-  return Records(folder / "rows.jsonl", _origin())
+  return Records(folder / "records.jsonl", _origin())
 
 
 def _origin() -> dict:
@@ -135,7 +122,7 @@ def results() -> pathlib.Path:
 
 
 def _file(name):
-  return results() / name / "rows.jsonl"
+  return results() / name / "records.jsonl"
 
 
 def _read(path):

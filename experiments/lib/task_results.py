@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a model, and their figures beside a line of the paper."""
+"""Tasks of lm-evaluation-harness on a model, and their metrics beside a line of the paper."""
 
 import statistics
 from collections.abc import Iterator, Sequence

@@ -14,8 +14,8 @@ from deltanet_jax.eval import Validation
 from deltanet_jax.files import writing
 from deltanet_jax.train import Evaluator, PreemptionError, check_start, train
 from experiments.lib import provenance
-from experiments.lib.exits import INTERRUPTED, PREEMPTED
-from experiments.lib.processes import say, wait_for_all
+from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
+from experiments.lib.multihost import report, wait_for_all
 
 
 def open_task(cfg: TrainConfig, workdir: pathlib.Path, **options) -> CorpusTask:
@@ -60,14 +60,14 @@ def run(
       task,
       evaluators=evaluators,
       origin=provenance.describe(),
-      say=say,
+      report=report,
       **options,
     )
   except PreemptionError as e:
-    say(str(e))
+    report(str(e))
     _leave(PREEMPTED)
   except KeyboardInterrupt as e:
-    say(str(e) or "stopped at once")
+    report(str(e) or "stopped at once")
     _leave(INTERRUPTED)
 
 

@@ -1,1 +1,1 @@
-"""Rows to tables and figures; no measuring here."""
+"""Rows to tables and metrics; no measuring here."""

@@ -8,6 +8,7 @@ from types import ModuleType
 from deltanet_jax import files
 from experiments.lib import app, records
 from experiments.plots import (
+  compare_transformers,
   data_speed,
   decode_speed,
   demo,
@@ -22,7 +23,6 @@ from experiments.plots import (
   mad,
   mixer_speed,
   mqar,
-  outside,
   regbench,
   regbench_ngram,
   state_tracking,
@@ -50,7 +50,7 @@ MODULES: dict[str, ModuleType] = dict(
   kernel_errors=kernel_errors,
   device_check=device_check,
   layer_report=layer_report,
-  outside=outside,
+  compare_transformers=compare_transformers,
   regbench_ngram=regbench_ngram,
   throughput=throughput,
   throughput_bound=throughput_bound,
@@ -67,7 +67,7 @@ def document(name: str, rows: list[dict]) -> str:
   warning = "**Of uncommitted code.** " if any("modified" in x["provenance"] for x in rows) else ""
   return (
     f"{MODULES[name].tables(rows).strip()}\n\n"
-    f"{warning}Made by `python -m experiments.plots` from {len(rows)} rows of `rows.jsonl`:"
+    f"{warning}Made by `python -m experiments.plots` from {len(rows)} rows of `records.jsonl`:"
     f" {machines}; {when}; commits {commits}.\n"
   )
 

@@ -56,11 +56,11 @@ def _best(group, fields, metric, lower, enough):
   grid = [row for row in group if row["key"]["seed"] == first]
 
   def worth(row):
-    value = row["figures"]["evaluation"][metric]
+    value = row["metrics"]["evaluation"][metric]
     return -value if lower else min(value, enough)
 
   best = point(max(grid, key=worth))
-  return [row["figures"]["evaluation"] for row in group if point(row) == best]
+  return [row["metrics"]["evaluation"] for row in group if point(row) == best]
 
 
 def cell(values: list[float]) -> str:

@@ -8,6 +8,6 @@ def tables(rows: list[dict]) -> str:
   for row in rows:
     key = row["key"]
     shape = [f"{key[name]:,}" for name in ("batch", "length", "workers")]
-    lines.append([key["corpus"], *shape, f"{row['figures']['tokens_per_second'] / 1e6:.1f}"])
+    lines.append([key["corpus"], *shape, f"{row['metrics']['tokens_per_second'] / 1e6:.1f}"])
   header = ["corpus", "rows of a batch", "tokens of a row", "workers", "million tokens/s"]
   return table(header, lines)

@@ -7,10 +7,10 @@ from experiments.plots import style
 
 
 def _presets(rows):
-  """Preset -> (context, figures), shortest context first."""
+  """Preset -> (context, metrics), shortest context first."""
   found = {}
   for row in rows:
-    found.setdefault(row["key"]["preset"], []).append((row["key"]["context"], row["figures"]))
+    found.setdefault(row["key"]["preset"], []).append((row["key"]["context"], row["metrics"]))
   return {name: sorted(x, key=lambda pair: pair[0]) for name, x in found.items()}
 
 

@@ -15,7 +15,7 @@ NAMES = {
 
 
 def _by_model(rows):
-  found = {row["key"]["model"]: row["figures"] for row in rows}
+  found = {row["key"]["model"]: row["metrics"] for row in rows}
   return {name: found[name] for name in [*NAMES, *found] if name in found}
 
 

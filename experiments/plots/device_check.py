@@ -8,7 +8,7 @@ _HEADER = ["device", "kernel", "inputs", "dtype", "result", "largest error", "of
 def tables(rows: list[dict]) -> str:
   lines, tiles = [], []
   for row in rows:
-    key, x = row["key"], row["figures"]
+    key, x = row["key"], row["metrics"]
     if "tiles" in key:
       for kernel, y in x.items():
         shown = "taken" if y["taken"] else "left" if y["right"] else "wrong"

@@ -6,7 +6,7 @@ from experiments.lib.tables import table
 def tables(rows: list[dict]) -> str:
   lines = []
   for row in rows:
-    key, x = row["key"], row["figures"]
+    key, x = row["key"], row["metrics"]
     times = [f"{1e3 * x[name]:.0f}" for name in ("loop", "vmap")]
     lines.append([key["of"], str(key["members"]), *times, f"{x['ratio']:.2f}"])
   header = ["of", "members", "loop, ms", "vmap, ms", "vmap over loop"]

@@ -6,7 +6,7 @@ from experiments.lib.tables import table
 def tables(rows: list[dict]) -> str:
   lines = []
   for row in rows:
-    key, found = row["key"], row["figures"]
+    key, found = row["key"], row["metrics"]
     lines.append(
       [
         key["model"],

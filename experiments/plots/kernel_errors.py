@@ -8,7 +8,7 @@ _PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 def _exact(rows):
   """float32: the largest error by precision."""
   found = {
-    (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["figures"]
+    (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["metrics"]
     for row in rows
   }
   lines = []
@@ -28,8 +28,8 @@ def _narrow(rows):
       f"`{row['key']['kernel']}`",
       row["key"]["keys"],
       str(row["key"]["size"]),
-      *(f"{row['figures'][name]:.1e}" for name in ("o", "S")),
-      f"{row['figures']['gradient']:.1e} ({row['figures']['of_gradient']})",
+      *(f"{row['metrics'][name]:.1e}" for name in ("o", "S")),
+      f"{row['metrics']['gradient']:.1e} ({row['metrics']['of_gradient']})",
     ]
     for row in rows
   ]

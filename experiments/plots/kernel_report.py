@@ -162,7 +162,7 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
 
 
 def tables(rows: list[dict]) -> str:
-  rows = [dict(heads=16) | row["key"] | row["figures"] for row in rows]
+  rows = [dict(heads=16) | row["key"] | row["metrics"] for row in rows]
   failed = sum(not row["compiles"] for row in rows)
   verdict = f"{failed} of them do not compile" if failed else "all of them compile"
   text = (

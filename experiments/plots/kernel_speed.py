@@ -33,8 +33,8 @@ def paper_speedup(head_size: int) -> dict[int, float]:
 
 
 def _curve(rows, name):
-  """Rows of a curve, key and figures in one."""
-  return [row["key"] | row["figures"] for row in rows if row["key"]["curve"] == name]
+  """Rows of a curve, key and metrics in one."""
+  return [row["key"] | row["metrics"] for row in rows if row["key"]["curve"] == name]
 
 
 def _shape(row):

@@ -51,7 +51,7 @@ def _cell(runs, metric, digits=3, scale=1.0):
 
 
 def _seconds(rows, model):
-  found = [x["figures"].get("seconds") for x in rows if x["key"]["model"] == model]
+  found = [x["metrics"].get("seconds") for x in rows if x["key"]["model"] == model]
   known = [x for x in found if x is not None]
   return f"{statistics.median(known) / 60:.1f}" if known else "–"
 
@@ -86,7 +86,7 @@ def tables(rows: list[dict]) -> str:
         "–" if swde is None else f"{swde:.1f}",
       ]
     )
-  x = rows[0]["figures"]
+  x = rows[0]["metrics"]
   header = ["model", "bits per byte", "recall gain", "recall, %", "minutes"]
   parts = [
     f"{x['parameters'] / 1e3:.0f} thousand parameters and {x['of']:,} updates each, bytes of the"

@@ -3,15 +3,15 @@
 from experiments.lib.tables import table
 
 
-def _cells(figures):
+def _cells(metrics):
   """Of one pass: all that is moved, and what its kernels move."""
-  if figures is None:
+  if metrics is None:
     return ["–", "–"]
-  if figures["error"]:
+  if metrics["error"]:
     return ["does not compile", "–"]
-  loops = f", {figures['loops']} loops once" if figures["loops"] else ""
-  kernels = sum(figures["kernels_over_input"].values())
-  return [f"{figures['over_input']:.1f}{loops}", f"{kernels:.1f}"]
+  loops = f", {metrics['loops']} loops once" if metrics["loops"] else ""
+  kernels = sum(metrics["kernels_over_input"].values())
+  return [f"{metrics['over_input']:.1f}{loops}", f"{kernels:.1f}"]
 
 
 def tables(rows: list[dict]) -> str:
@@ -20,7 +20,7 @@ def tables(rows: list[dict]) -> str:
     key = row["key"]
     tokens = f"{key['batch']} x {key['length']}" + (", documents" if key.get("documents") else "")
     name = (key["preset"], key["mixer"], key["target"], tokens)
-    found.setdefault(name, {})[key["backward"]] = row["figures"]
+    found.setdefault(name, {})[key["backward"]] = row["metrics"]
   lines = [
     [*name, *_cells(passes.get(False)), *_cells(passes.get(True))] for name, passes in found.items()
   ]

@@ -69,7 +69,7 @@ def _why(rows) -> str:
     cells = [
       chosen.cell([x["test_macro_accuracy"] for x in found.get((model, *c), [])]) for c in columns
     ]
-    of_model = [x["figures"]["training_loss"] for x in rows if x["key"]["model"] == model]
+    of_model = [x["metrics"]["training_loss"] for x in rows if x["key"]["model"] == model]
     lines.append([chosen.title(model), *cells, f"{max(of_model):.2f}"])
   conv = lambda c: f"conv of {c}" if c else "no conv"
   header = ["model", *(f"{conv(c)}, {n:,} rows" for c, n in columns), "largest training loss"]

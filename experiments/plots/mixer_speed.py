@@ -5,8 +5,8 @@ from experiments.lib.tables import table
 
 def tables(rows: list[dict]) -> str:
   lines = []
-  for row in sorted(rows, key=lambda row: row["figures"]["over_deltanet"]):
-    x = row["figures"]
+  for row in sorted(rows, key=lambda row: row["metrics"]["over_deltanet"]):
+    x = row["metrics"]
     cells = [row["key"]["kind"], f"{1e3 * x['seconds']:.0f}", f"{x['over_deltanet']:.2f}"]
     cells += [f"{x['temporary_bytes'] / 2**20:.0f}", f"{x['memory_over_deltanet']:.2f}"]
     lines.append(cells)

@@ -21,7 +21,7 @@ def _ngrams(name):
   """n -> percent of letters that counting in the row itself finds, where it was measured."""
   setting = dict(small="mini", paper="full")[name]
   of_setting = [x for x in records.read("regbench_ngram") if x["key"]["setting"] == setting]
-  shares = zip(*(row["figures"]["dfa_accuracy"] for row in of_setting))
+  shares = zip(*(row["metrics"]["dfa_accuracy"] for row in of_setting))
   return {n: round(100 * statistics.fmean(x), 1) for n, x in enumerate(shares, 1)}
 
 
@@ -43,7 +43,7 @@ def tables(rows: list[dict]) -> str:
       lines.append([f"{n}-gram of the row", *[f"{share}"] * len(sizes), *[full] * len(PAPER_SIZES)])
     parts.append(f"{told}\n\n{table(header, lines)}")
   return (
-    "Percent of letters, likeliest by the model, that the row's automaton accepts, by number of"
+    "Percent of letters, predict by the model, that the row's automaton accepts, by number of"
     " training sequences; median of the seeds (lowest to highest), settings chosen by validation"
     " loss with the first seed.\n\n" + "\n".join(parts)
   )

@@ -14,7 +14,7 @@ def tables(rows: list[dict]) -> str:
   parts = []
   group = lambda row: (row["key"]["setting"], row["key"]["automata"])
   for (setting, automata), of_group in itertools.groupby(sorted(rows, key=group), key=group):
-    shares = 100 * np.array([row["figures"]["dfa_accuracy"] for row in of_group])
+    shares = 100 * np.array([row["metrics"]["dfa_accuracy"] for row in of_group])
     lines = []
     for n, (of_order, before) in enumerate(zip(shares.T, BEFORE[setting], strict=True), 1):
       spread = f"{of_order.min():.1f} to {of_order.max():.1f}"

@@ -21,14 +21,14 @@ TITLES = {"parity": "Parity", "s3": "Permutations of three, S3"}
 
 
 def _runs(rows, group):
-  """Mixer -> the figures of its seeds."""
+  """Mixer -> the metrics of its seeds."""
   of = lambda mixer: [x for x in rows if (x["key"]["group"], x["key"]["mixer"]) == (group, mixer)]
-  found = {mixer: [row["figures"] for row in of(mixer)] for mixer in NAMES}
+  found = {mixer: [row["metrics"] for row in of(mixer)] for mixer in NAMES}
   return {mixer: runs for mixer, runs in found.items() if runs}
 
 
 def _lengths(rows):
-  return sorted({int(length) for row in rows for length in row["figures"]["last"]})
+  return sorted({int(length) for row in rows for length in row["metrics"]["last"]})
 
 
 def _at(runs, length, positions="last"):
@@ -58,7 +58,7 @@ def tables(rows: list[dict]) -> str:
         f"## {TITLES[group]}\n\nChance is {chance:.2f}.\n\n"
         + table([*header, f"all of {lengths[-1]}"], lines)
       )
-  x = rows[0]["figures"]
+  x = rows[0]["metrics"]
   return (
     f"Accuracy of one layer, trained on rows of {x['trained_length']} tokens; median of the seeds"
     " (lowest to highest).\n\n" + "\n".join(parts)

@@ -1,4 +1,4 @@
-"""How all figures look."""
+"""How all metrics look."""
 
 import matplotlib
 from cycler import cycler

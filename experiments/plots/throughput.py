@@ -32,7 +32,7 @@ def _curves(rows):
   """Model -> {length: tokens per second}, models in the order of TITLES."""
   found = {name: {} for name in TITLES}
   for row in rows:
-    found[row["key"]["model"]][row["key"]["length"]] = row["figures"]["tokens_per_second"]
+    found[row["key"]["model"]][row["key"]["length"]] = row["metrics"]["tokens_per_second"]
   return {name: dict(sorted(curve.items())) for name, curve in found.items() if curve}
 
 

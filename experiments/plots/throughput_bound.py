@@ -10,11 +10,11 @@ _LIMITS = dict(flop="FLOP", hbm="HBM", links="links")
 
 
 def _found(rows):
-  """Machine -> {(model, length): figures}, models in the order of TITLES."""
+  """Machine -> {(model, length): metrics}, models in the order of TITLES."""
   found = {}
   for row in sorted(rows, key=lambda row: list(TITLES).index(row["key"]["model"])):
     key = row["key"]
-    found.setdefault(key["target"], {})[key["model"], key["length"]] = row["figures"]
+    found.setdefault(key["target"], {})[key["model"], key["length"]] = row["metrics"]
   return {target: found[target] for target in sorted(found)}
 
 

@@ -36,16 +36,16 @@ def _traffic(x):
 
 
 def tables(rows: list[dict]) -> str:
-  compiled = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
+  compiled = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   case = ["model and machine", "mesh", "micro-batches", "remat"]
   memory = ["arguments", "over an even split", "temporaries", "total", "of a device"]
   traffic = [*_KINDS, "other", "FLOP of the model"]
   refused = [
     f"- {_name(key)}, mesh {key['mesh']}, {key['grad_accum']} micro-batches, remat {key['remat']}:"
-    f" {row['figures']['error']}\n"
+    f" {row['metrics']['error']}\n"
     for row in rows
     for key in [row["key"]]
-    if "error" in row["figures"]
+    if "error" in row["metrics"]
   ]
   return (
     "## Memory of one device, GB\n\n"
@@ -60,7 +60,7 @@ def tables(rows: list[dict]) -> str:
 
 def figure(rows: list[dict]) -> Figure:
   """Memory of a device as a share of what it has."""
-  found = [(row["key"], row["figures"]) for row in rows if "error" not in row["figures"]]
+  found = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   drawn, (axes,) = style.panels(1, 1, (8.0, 0.6 + 0.28 * len(found)))
   places = range(len(found))
   names = []

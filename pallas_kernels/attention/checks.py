@@ -12,7 +12,7 @@ MAX_HEAD_SIZE = {"pallas_tpu": 256, "pallas_gpu": 128}
 _DTYPES = {"pallas_tpu": (jnp.bfloat16,), "pallas_gpu": (jnp.bfloat16, jnp.float16)}
 
 
-def refusal(name: str, q, k, v) -> str | None:
+def unsupported_reason(name: str, q, k, v) -> str | None:
   """Why the kernel of this name does not take q, k, v `[B L H d]`, in one sentence, or None.
 
   float32 is not taken: the kernels multiply it in one bfloat16 (TPU) or TF32 (GPU) pass.
@@ -33,6 +33,6 @@ def refusal(name: str, q, k, v) -> str | None:
 
 
 def check_inputs(name: str, q, k, v):
-  """Raises what `refusal` says of these inputs."""
-  if reason := refusal(name, q, k, v):
+  """Raises what `unsupported_reason` says of these inputs."""
+  if reason := unsupported_reason(name, q, k, v):
     raise ValueError(reason)

@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from pallas_kernels import gpu
 from pallas_kernels.attention import gpu_kernels
 from pallas_kernels.attention.checks import check_inputs
-from pallas_kernels.attention.seen import first_keys, last_queries
+from pallas_kernels.attention.mask_ranges import first_keys, last_queries
 from pallas_kernels.attention.vjp import attend
-from pallas_kernels.platform import only_on
-from pallas_kernels.tiling import pad_axis, round_up
+from pallas_kernels.common import gpu
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.tiling import pad_axis, round_up
 
 
 class Tile(NamedTuple):
@@ -56,12 +56,12 @@ def tile_for(kernel: str, length: int, head_size: int) -> Tile:
   return tile._replace(own=min(tile.own, most), step=min(tile.step, most))
 
 
-def attention_gpu(q, k, v, documents=None, *, window=None, interpret=False):
-  """softmax(q k^T / sqrt(d)) v over the tokens of the same document up to the current one.
+def attention_gpu(q, k, v, segments=None, *, window=None, interpret=False):
+  """softmax(q k^T / sqrt(d)) v over the tokens of the same segment up to the current one.
 
   Args:
     q: [B, L, H, d] bfloat16 or float16; k, v: [B, L, Hk, d], Hk a divisor of H.
-    documents: [B, L] int32, ascending, or None.
+    segments: [B, L] int32, ascending, or None.
     window: how many keys a token sees, its own included; None is all.
   """
   check_inputs("pallas_gpu", q, k, v)
@@ -74,20 +74,20 @@ def attention_gpu(q, k, v, documents=None, *, window=None, interpret=False):
   take = lambda x: x[:, :L, :, :d]
   options = dict(scale=d**-0.5, interpret=interpret)
 
-  def forward(q, k, v, documents, save):
-    first = first_keys(documents, q.shape[0], Lp, window)
+  def forward(q, k, v, segments, save):
+    first = first_keys(segments, q.shape[0], Lp, window)
     o, sums = gpu_kernels.forward(
       pad(q), pad(k), pad(v), first, tile=tiles["fwd"], save=save, **options
     )
     return take(o), sums
 
-  def backward(q, k, v, documents, o, sums, do):
-    first = first_keys(documents, q.shape[0], Lp, window)
-    last = last_queries(documents, q.shape[0], Lp, window)
+  def backward(q, k, v, segments, o, sums, do):
+    first = first_keys(segments, q.shape[0], Lp, window)
+    last = last_queries(segments, q.shape[0], Lp, window)
     grads = gpu_kernels.backward(
       pad(q), pad(k), pad(v), first, last, pad(o), sums, pad(do), tile=tiles["bwd"], **options
     )
     return [take(x) for x in grads]
 
   q = q if interpret else only_on(q, "cuda", "attention_gpu")
-  return attend(forward, backward, q, k, v, documents, window)
+  return attend(forward, backward, q, k, v, segments, window)

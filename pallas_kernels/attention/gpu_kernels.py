@@ -5,7 +5,7 @@ for queries and queries for keys, some at a time. In the backward it owns the sa
 first as keys (dk, dv) and then as queries (dq): one kernel, so that q, k, v and do cross HBM once
 and all programs have like work, the fewer queries after a block the more keys before it.
 
-A query sees the keys from its first, the later of window and document, to itself, and a key is seen
+A query sees the keys from its first, the later of window and segment, to itself, and a key is seen
 by the queries from itself to its last. So a mask is one comparison, blocks that are not seen are
 skipped, and those that are seen whole have no mask.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.gpu_call import call
+from pallas_kernels.common.gpu import call
 
 F32, I32 = jnp.float32, jnp.int32
 FAR = -1e30  # a score that does not count: finite, so that differences are

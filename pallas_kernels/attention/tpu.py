@@ -8,10 +8,10 @@ from jax import lax
 
 from pallas_kernels.attention import tpu_kernels
 from pallas_kernels.attention.checks import check_inputs
-from pallas_kernels.attention.seen import first_keys
+from pallas_kernels.attention.mask_ranges import first_keys
 from pallas_kernels.attention.vjp import attend
-from pallas_kernels.platform import only_on
-from pallas_kernels.tiling import LANES, pad_axis, round_up
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.tiling import LANES, pad_axis, round_up
 
 F32 = jnp.float32
 # Tokens of a block: larger ones have fewer and longer loops, smaller ones skip more.
@@ -72,12 +72,12 @@ def _merge(parts, lanes, dtype):
   return mixed.astype(dtype), most + jnp.log2(total)
 
 
-def attention_tpu(q, k, v, documents=None, *, window=None, interpret=False):
-  """softmax(q k^T / sqrt(d)) v over the tokens of the same document up to the current one.
+def attention_tpu(q, k, v, segments=None, *, window=None, interpret=False):
+  """softmax(q k^T / sqrt(d)) v over the tokens of the same segment up to the current one.
 
   Args:
     q: [B, L, H, d] bfloat16; k, v: [B, L, Hk, d], Hk a divisor of H.
-    documents: [B, L] int32, ascending, or None.
+    segments: [B, L] int32, ascending, or None.
     window: how many keys a token sees, its own included; None is all.
   """
   check_inputs("pallas_tpu", q, k, v)
@@ -100,10 +100,10 @@ def attention_tpu(q, k, v, documents=None, *, window=None, interpret=False):
     tile = tpu_kernels.Tile(lanes.per_tile, lanes.size, block, d**-0.5, a == b, interpret)
     return dict(tile=tile, dtype=dtype if len(starts) == 1 else F32)
 
-  def inputs(q, k, v, documents):
+  def inputs(q, k, v, segments):
     # Padded tokens come last: no query that counts sees them.
     k, v = (jnp.repeat(x, group, axis=2) if group > 1 else x for x in (k, v))
-    first = first_keys(documents, q.shape[0], Lp, window)
+    first = first_keys(segments, q.shape[0], Lp, window)
     return [lanes.lay(x, Lp) for x in (q, k, v)], first
 
   def forward(*args, save):
@@ -125,8 +125,8 @@ def attention_tpu(q, k, v, documents=None, *, window=None, interpret=False):
     sums = jnp.concatenate(sums, axis=3) if save else None
     return lanes.take(jnp.concatenate(o, axis=1), args[0].shape), sums
 
-  def backward(q, k, v, documents, o, sums, do):
-    (qs, ks, vs), first = inputs(q, k, v, documents)
+  def backward(q, k, v, segments, o, sums, do):
+    (qs, ks, vs), first = inputs(q, k, v, segments)
     o, do = lanes.lay(o, Lp), lanes.lay(do, Lp)
     found = {}
     for a, b in pairs():
@@ -151,4 +151,4 @@ def attention_tpu(q, k, v, documents=None, *, window=None, interpret=False):
     return lanes.take(dq, q.shape).astype(q.dtype), own(dk), own(dv)
 
   q = q if interpret else only_on(q, "tpu", "attention_tpu")
-  return attend(forward, backward, q, k, v, documents, window)
+  return attend(forward, backward, q, k, v, segments, window)

@@ -5,7 +5,7 @@ the backward, stay in VMEM for all blocks, so q, k, v, o and their gradients cro
 are kept transposed, keys by queries: sums over keys then run over sublanes, and what belongs to a
 query (which keys it sees, its softmax's sum) is a row.
 
-A query sees the keys from `first` to itself; that is the window, the document or both. Blocks that
+A query sees the keys from `first` to itself; that is the window, the segment or both. Blocks that
 none of its block sees are skipped, and blocks that all of it sees have no mask.
 """
 
@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.tiling import TPU_VMEM_LIMIT, cdiv
+from pallas_kernels.common.tiling import TPU_VMEM_LIMIT, cdiv
 
 F32, I32 = jnp.float32, jnp.int32
 FAR = -1e30  # a score that does not count: finite, so that differences are

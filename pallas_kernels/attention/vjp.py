@@ -2,17 +2,17 @@
 
 import functools
 
-from pallas_kernels.attention import plain
+from pallas_kernels.attention import reference
 from pallas_kernels.attention.checks import NO_FORWARD_MODE
-from pallas_kernels.differentiable import Kernels, by_kernels
+from pallas_kernels.common.differentiable import Kernels, by_kernels
 
 
-def attend(forward, backward, q, k, v, documents, window):
+def attend(forward, backward, q, k, v, segments, window):
   """o `[B L H d]`.
 
   Args:
-    forward: (q, k, v, documents, save=) -> o, and the log of each softmax's sum to save it.
-    backward: (q, k, v, documents, o, that, do) -> dq, dk, dv.
+    forward: (q, k, v, segments, save=) -> o, and the log of each softmax's sum to save it.
+    backward: (q, k, v, segments, o, that, do) -> dq, dk, dv.
   """
 
   def run(*args):
@@ -29,7 +29,7 @@ def attend(forward, backward, q, k, v, documents, window):
     run=run,
     save=save,
     backward=pull,
-    plain=lambda *args: (functools.partial(plain.causal_attention, window=window)(*args),),
-    refusal=NO_FORWARD_MODE,
+    plain=lambda *args: (functools.partial(reference.causal_attention, window=window)(*args),),
+    unsupported_reason=NO_FORWARD_MODE,
   )
-  return by_kernels(kernels, q, k, v, documents)[0]
+  return by_kernels(kernels, q, k, v, segments)[0]

@@ -12,7 +12,7 @@ FAR_BELOW = -128.0
 MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256
 
 
-def refusal(q, k, v, beta, g, S0, channels: bool = False) -> str | None:
+def unsupported_reason(q, k, v, beta, g, S0, channels: bool = False) -> str | None:
   """Why no kernel takes these inputs, in one sentence; None if the kernels take them.
 
   Args:
@@ -45,9 +45,9 @@ def refusal(q, k, v, beta, g, S0, channels: bool = False) -> str | None:
 
 
 def check_inputs(q, k, v, beta, g, S0, channels: bool = False):
-  """Raises what `refusal` says of these inputs."""
+  """Raises what `unsupported_reason` says of these inputs."""
   H, Hv = k.shape[-2], v.shape[-2]
   if Hv % H:
     raise ValueError(f"value heads {Hv} are not a multiple of key heads {H}")
-  if reason := refusal(q, k, v, beta, g, S0, channels):
+  if reason := unsupported_reason(q, k, v, beta, g, S0, channels):
     raise ValueError(reason)

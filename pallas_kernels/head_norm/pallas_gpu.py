@@ -8,9 +8,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels.gpu_call import call
-from pallas_kernels.head_norm.plain import normed
-from pallas_kernels.tiling import cdiv
+from pallas_kernels.common.gpu import call
+from pallas_kernels.common.tiling import cdiv
+from pallas_kernels.head_norm.reference import normed
 
 F32 = jnp.float32
 ELEMENTS = 2048  # of a block: 16 registers a thread at 4 warps
@@ -75,23 +75,23 @@ def _backward_body(x_ref, d_ref, scale_ref, *refs, tile, normed):
   dscale_ref[tokens.b, tokens.n, tokens.head] = dscale[0]
 
 
-def _call(body, name, args, out_shape, *, eps, squash, size, interpret):
+def _call(body, name, args, out_shape, *, eps, gate_activation, size, interpret):
   B, L, D = args[0].shape
   T = min(ELEMENTS // size, pl.next_power_of_2(L))
   blocks = min(BLOCKS, cdiv(L, T))
   grid = cdiv(L, T * blocks), D // size, B
-  of_block = lambda x, scale, gate=None: normed(x, scale, gate, eps, squash)
+  of_block = lambda x, scale, gate=None: normed(x, scale, gate, eps, gate_activation)
   body = functools.partial(body, tile=(T, size, blocks), normed=of_block)
   return call(body, name, args, out_shape(grid[:2]), grid=grid, warps=WARPS, interpret=interpret)
 
 
 def forward(x, scale, gate, **options):
-  """scale x / sqrt(mean(x^2) + eps) squash(gate) of every `size` channels of x [B, L, D].
+  """scale x / sqrt(mean(x^2) + eps) gate_activation(gate) of every `size` channels of x [B, L, D].
 
   Args:
     scale: [B, size] float32.
     gate: [B, L, D], or None for none.
-    options: eps, squash, size (a power of two) and interpret.
+    options: eps, gate_activation, size (a power of two) and interpret.
   """
   out_shape = lambda _: [jax.ShapeDtypeStruct(x.shape, x.dtype)]
   return _call(_forward_body, "head_norm_fwd", (x, scale, gate), out_shape, **options)[0]

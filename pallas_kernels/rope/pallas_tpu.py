@@ -9,10 +9,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.differentiable import Kernels, by_kernels
-from pallas_kernels.platform import only_on
-from pallas_kernels.rope.plain import angles_of, turn
-from pallas_kernels.tiling import LANES, TPU_VMEM_LIMIT, pad_axis, round_up
+from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.tiling import LANES, TPU_VMEM_LIMIT, pad_axis, round_up
+from pallas_kernels.rope.reference import angles_of, turn
 
 F32 = jnp.float32
 NO_FORWARD_MODE = (
@@ -63,7 +63,7 @@ def _turn(x, positions, *, base, sign, interpret):
 
 
 def turn_tpu(x, positions, base, interpret=False):
-  """`turn` as one kernel, for what `refusal` lets pass."""
+  """`turn` as one kernel, for what `unsupported_reason` lets pass."""
   x = x if interpret else only_on(x, "tpu", "rope")
   run = functools.partial(_turn, base=base, interpret=interpret)
   kernels = Kernels(
@@ -72,7 +72,7 @@ def turn_tpu(x, positions, base, interpret=False):
     # Turned back.
     backward=lambda args, _, d: (run(*d, args[1], sign=-1.0), None),
     plain=lambda *args: (turn(*args, base),),
-    refusal=NO_FORWARD_MODE,
+    unsupported_reason=NO_FORWARD_MODE,
   )
   (y,) = by_kernels(kernels, x, positions)
   return y

@@ -16,8 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels.gpu_call import call
-from pallas_kernels.tiling import cdiv
+from pallas_kernels.common.gpu import call
+from pallas_kernels.common.tiling import cdiv
 
 F32 = jnp.float32
 ELEMENTS = 512  # of a block, one token of each stretch
@@ -27,7 +27,7 @@ TOKENS = 256  # of a program, which writes its sums of the gradient of the taps
 class Part(NamedTuple):
   """Channels of x that are heads of one size, and what follows their convolution."""
 
-  finish: Callable  # (y, total) -> z, of float32 y [tokens, size] and the sum of the channels
+  epilogue: Callable  # (y, total) -> z, of float32 y [tokens, size] and the sum of the channels
   size: int  # a power of two
   channels: int
 
@@ -90,7 +90,7 @@ class _Head:
     pltriton.store(at, x.astype(ref.dtype), mask=inside & (t < self.steps))
 
   def of_document(self, t):
-    """(s, x) -> x where the token s before t is of t's document, else 0."""
+    """(s, x) -> x where the token s before t is of t's segment, else 0."""
     if not self._ages:
       return lambda s, x: x
     (ages,) = self._ages
@@ -108,13 +108,13 @@ def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   y_refs, ages_refs = refs[-len(parts) :], refs[: -len(parts)]
 
   def run(number, place):
-    finish, size, _ = parts[number]
+    epilogue, size, _ = parts[number]
     own = _Head(place, size, tokens, taps_ref, ages_refs, width)
 
     def step(t, before):
       window, same = [own.load(x_ref, t), *before], own.of_document(t)
       y = own.conv([same(s, x) for s, x in enumerate(window)])
-      own.store(y_refs[number], t, finish(y, _total), in_x=False)
+      own.store(y_refs[number], t, epilogue(y, _total), in_x=False)
       return window[:-1]
 
     lax.fori_loop(0, own.steps, step, [own.load(x_ref, -s) for s in range(1, width)])
@@ -126,7 +126,7 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
   d_refs, (*ages_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
 
   def run(number, place):
-    finish, size, _ = parts[number]
+    epilogue, size, _ = parts[number]
     own = _Head(place, size, tokens, taps_ref, ages_refs, width)
     # From the last token that sees one of the stretch.
     last = own.steps + width - 2
@@ -138,7 +138,7 @@ def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
       window, same = [*later, own.load(x_ref, t - width + 1)], own.of_document(t)
       seen = [same(s, x) for s, x in enumerate(window)]
       d = own.load(d_refs[number], t, in_x=False)
-      (dy,) = jax.vjp(lambda y: finish(y, _total), own.conv(seen))[1](d)
+      (dy,) = jax.vjp(lambda y: epilogue(y, _total), own.conv(seen))[1](d)
       dx = [y + same(s, dy) * own.taps[s] for s, y in enumerate([*partial, 0.0])]
       own.store(dx_ref, t, dx[0])
       dy = jnp.where(t < own.steps, dy, 0.0)
@@ -167,12 +167,12 @@ def _call(body, name, x, args, out_shape, *, parts, width, interpret):
 
 
 def forward(x, taps, ages, *, parts, width, interpret):
-  """finish(sum_s taps_s x_{t-s} + bias) of every head, an array [B, L, channels] for each part.
+  """epilogue(sum_s taps_s x_{t-s} + bias) of every head, an array [B, L, channels] for each part.
 
   Args:
     x: [B, L, ..], the parts' channels and then others, which are left alone.
     taps: [B, width, channels of all parts] float32, the current token's first; one more is a bias.
-    ages: [B, L] int32, tokens before one in its document, or None.
+    ages: [B, L] int32, tokens before one in its segment, or None.
   """
   out_shape = lambda _: [
     jax.ShapeDtypeStruct((*x.shape[:2], part.channels), x.dtype) for part in parts

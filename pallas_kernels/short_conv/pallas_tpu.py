@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.tiling import LANES, SUBLANES, TPU_VMEM_LIMIT, pad_axis, round_up
+from pallas_kernels.common.tiling import LANES, SUBLANES, TPU_VMEM_LIMIT, pad_axis, round_up
 
 F32 = jnp.float32
 TOKENS, CHANNELS = 256, 512  # of a block, where there are as many
@@ -49,11 +49,11 @@ def _total(size):
 
 
 def _of_document(ages, s, x):
-  """x_t where token t - s is of t's document, else 0."""
+  """x_t where token t - s is of t's segment, else 0."""
   return x if ages is None or s == 0 else jnp.where(ages >= s, x, 0.0)
 
 
-def _forward_body(x_ref, before_ref, taps_ref, *refs, finish, size, width):
+def _forward_body(x_ref, before_ref, taps_ref, *refs, epilogue, size, width):
   # x, y [T, C]; before [EDGE, C]; taps [width or width + 1, C]; ages? [1, T]
   *ages_refs, y_ref = refs
   T, C = x_ref.shape
@@ -68,11 +68,11 @@ def _forward_body(x_ref, before_ref, taps_ref, *refs, finish, size, width):
     for s in range(width):
       seen = _of_document(ages, s, window[EDGE - s : EDGE - s + T])
       y += seen * taps_ref[s : s + 1, at]
-    y_ref[:, at] = finish(y, _total(size)).astype(y_ref.dtype)
+    y_ref[:, at] = epilogue(y, _total(size)).astype(y_ref.dtype)
 
 
 def _backward_body(
-  x_ref, before_ref, after_ref, d_ref, d_after_ref, taps_ref, *refs, finish, size, width
+  x_ref, before_ref, after_ref, d_ref, d_after_ref, taps_ref, *refs, epilogue, size, width
 ):
   # x, d, dx [T, C]; before, after, d_after [EDGE, C]; taps, dtaps [.., C]; ages? [1, T], [1, LANES]
   *ages_refs, dx_ref, dtaps_ref = refs
@@ -96,7 +96,7 @@ def _backward_body(
     seen = [_of_document(ages, s, window[EDGE - s : EDGE - s + rows]) for s in range(width)]
     taps = [taps_ref[s : s + 1, at] for s in range(taps_ref.shape[0])]
     y = sum((x * tap for x, tap in zip(seen, taps)), start=sum(taps[width:]))
-    (dy,) = jax.vjp(lambda y: finish(y, _total(size)), y)[1](d)
+    (dy,) = jax.vjp(lambda y: epilogue(y, _total(size)), y)[1](d)
     dx = sum(_of_document(ages, s, dy)[s : s + T] * taps[s] for s in range(width))
     dx_ref[:, at] = dx.astype(dx_ref.dtype)
     products = [dy[:T] * x[:T] for x in seen] + [dy[:T]] * (len(taps) - width)
@@ -151,19 +151,19 @@ def _ages(ages, tile):
   return [] if ages is None else [pad_axis(ages, 1, tile.L)[:, None]]
 
 
-def forward(x, taps, ages, *, finish, size, width, interpret):
-  """finish(sum_s taps_s x_{t-s} + bias) for every `size` channels of x [B, L, D], in its dtype.
+def forward(x, taps, ages, *, epilogue, size, width, interpret):
+  """epilogue(sum_s taps_s x_{t-s} + bias) for every `size` channels of x [B, L, D], in its dtype.
 
   Args:
     taps: [B, width, D] float32, the current token's first; one more is a bias.
-    ages: [B, L] int32, tokens before one in its document, or None.
-    finish: of float32 y [tokens, channels] and the function that sums every `size` channels.
+    ages: [B, L] int32, tokens before one in its segment, or None.
+    epilogue: of float32 y [tokens, channels] and the function that sums every `size` channels.
   """
   tile = _Tile(x, size)
   spec, ages = tile.specs(taps.shape[1]), _ages(ages, tile)
   padded = pad_axis(x, 1, tile.L)
   y = _call(
-    functools.partial(_forward_body, finish=finish, size=size, width=width),
+    functools.partial(_forward_body, epilogue=epilogue, size=size, width=width),
     "short_conv_fwd",
     tile,
     [spec["block"], spec["before"], spec["taps"], *[spec["ages"] for _ in ages]],
@@ -175,7 +175,7 @@ def forward(x, taps, ages, *, finish, size, width, interpret):
   return y[:, : x.shape[1]]
 
 
-def backward(x, taps, ages, d, *, finish, size, width, interpret):
+def backward(x, taps, ages, d, *, epilogue, size, width, interpret):
   """dx in x's dtype, and dtaps [B, .., D] float32."""
   tile = _Tile(x, size)
   spec, ages = tile.specs(taps.shape[1]), _ages(ages, tile)
@@ -183,7 +183,7 @@ def backward(x, taps, ages, d, *, finish, size, width, interpret):
   names = ["block", "before", "after", "block", "after", "taps"]
   names += ["ages", "ages_after"] if ages else []
   dx, dtaps = _call(
-    functools.partial(_backward_body, finish=finish, size=size, width=width),
+    functools.partial(_backward_body, epilogue=epilogue, size=size, width=width),
     "short_conv_bwd",
     tile,
     [spec[name] for name in names],

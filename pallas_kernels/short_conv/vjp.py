@@ -5,9 +5,9 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.differentiable import Kernels, by_kernels
-from pallas_kernels.platform import only_on
-from pallas_kernels.short_conv import pallas_gpu, pallas_tpu, plain
+from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.short_conv import pallas_gpu, pallas_tpu, reference
 
 _NO_FORWARD_MODE = (
   "forward mode (jax.jvp, jax.hessian, jax.linearize) is for short_conv's implementation"
@@ -15,19 +15,19 @@ _NO_FORWARD_MODE = (
 )
 
 
-def short_conv_tpu(x, kernel, bias, ages, finish, size, interpret=False):
-  """finish(sum_i kernel_i x_{t-W+1+i} + bias) for every `size` channels, on TPU.
+def short_conv_tpu(x, kernel, bias, ages, epilogue, size, interpret=False):
+  """epilogue(sum_i kernel_i x_{t-W+1+i} + bias) for every `size` channels, on TPU.
 
   Args:
     x: [B, L, D], bfloat16 or float32.
     kernel: [W, D].
     bias: [D] or None.
-    ages: [B, L] int32, tokens before one in its document, or None for one document.
-    finish: (y, total) -> z, of float32 y and total, which sums every `size` channels.
+    ages: [B, L] int32, tokens before one in its segment, or None for one segment.
+    epilogue: (y, total) -> z, of float32 y and total, which sums every `size` channels.
     size: a divisor or a multiple of 128.
   """
   x = x if interpret else only_on(x, "tpu", "short_conv")
-  options = dict(finish=finish, size=size, width=kernel.shape[0])
+  options = dict(epilogue=epilogue, size=size, width=kernel.shape[0])
   run = functools.partial(pallas_tpu.forward, **options, interpret=interpret)
 
   def backward(args, _, cotangents):
@@ -37,8 +37,8 @@ def short_conv_tpu(x, kernel, bias, ages, finish, size, interpret=False):
     run=lambda *args: (run(*args),),
     save=lambda *args: ((run(*args),), ()),
     backward=backward,
-    plain=lambda *args: (plain.short_conv(*args, **options),),
-    refusal=_NO_FORWARD_MODE,
+    plain=lambda *args: (reference.short_conv(*args, **options),),
+    unsupported_reason=_NO_FORWARD_MODE,
   )
   (y,) = by_kernels(kernels, x, _taps(x, kernel, bias), ages)
   return y
@@ -49,7 +49,7 @@ def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
 
   Args:
     x: [B, L, D + ..]: the parts' channels, and others.
-    parts: (finish, size, channels) of each, the size a power of two.
+    parts: (epilogue, size, channels) of each, the size a power of two.
 
   Returns:
     A result for each part, and x's other channels as they are.
@@ -71,8 +71,8 @@ def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
     run=run,
     save=lambda *args: (run(*args), ()),
     backward=backward,
-    plain=lambda x, *args: (*plain.short_convs(x, *args, **options), x[..., D:]),
-    refusal=_NO_FORWARD_MODE,
+    plain=lambda x, *args: (*reference.short_convs(x, *args, **options), x[..., D:]),
+    unsupported_reason=_NO_FORWARD_MODE,
   )
   return by_kernels(kernels, x, _taps(x, kernel, bias), ages)
 

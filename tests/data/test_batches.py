@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import CorpusTask, training_batches
-from deltanet_jax.data.corpus.rows import evaluation_batches
+from deltanet_jax.data.corpus.sequences import evaluation_batches
 
 NAMES = ("tokens", "targets", "segment_ids", "mask")
 LENGTH, BATCH = 32, 8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import mad
-from deltanet_jax.data.synthetic.drawn import VALIDATION
+from deltanet_jax.data.synthetic.base import VALIDATION
 from deltanet_jax.eval.accuracy import macro_accuracy
 
 

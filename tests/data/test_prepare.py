@@ -11,8 +11,8 @@ import pytest
 
 from deltanet_jax import files
 from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus
-from deltanet_jax.data.corpus import buckets, prepare
-from deltanet_jax.data.corpus.rows import evaluation_batches
+from deltanet_jax.data.corpus import prepare, shuffle
+from deltanet_jax.data.corpus.sequences import evaluation_batches
 from deltanet_jax.data.corpus.text import find_sources
 from tests.data.conftest import write_jsonl
 
@@ -47,7 +47,7 @@ def test_every_document_once_and_counted(corpus, texts):
 
 def test_order_is_of_the_seed_not_of_buckets_or_shards(corpus, source, tmp_path, monkeypatch):
   want = documents(corpus.train)
-  monkeypatch.setattr(buckets, "_BUCKET", 500)
+  monkeypatch.setattr(shuffle, "_BUCKET", 500)
   prepare.prepare(source, tmp_path / "a", BYTES, validation=0.2, shard_tokens=10**6)
   one = open_corpus(tmp_path / "a")
   assert len(one.train.info.shards) == 1
@@ -327,7 +327,7 @@ def test_what_is_left_out_is_said(tmp_path):
     (folder / f"{i}.png").write_bytes(b"\0")
   (folder / "a.txt").write_text("some text here")
   said = []
-  prepare.prepare(folder, tmp_path / "out", BYTES, validation=0.0, say=said.append)
+  prepare.prepare(folder, tmp_path / "out", BYTES, validation=0.0, report=said.append)
   (line,) = said
   assert "1 files are read, 7 are left out: 0.png, 1.png" in line and "and 2 more" in line
 
@@ -363,8 +363,8 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(source, tmp_pa
 
 
 def test_documents_spread_over_buckets(source, tmp_path, monkeypatch):
-  monkeypatch.setattr(buckets, "_BUCKET", 500)
-  dealt = buckets.deal(find_sources(source)[0], "text", 0, tmp_path)
+  monkeypatch.setattr(shuffle, "_BUCKET", 500)
+  dealt = shuffle.deal(find_sources(source)[0], "text", 0, tmp_path)
   sizes = [p.stat().st_size for p in tmp_path.iterdir()]
   assert dealt.buckets == len(sizes) > 8
   assert sum(size > 0 for size in sizes) > dealt.buckets / 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import RegBench
-from deltanet_jax.data.synthetic.drawn import TRAINING
+from deltanet_jax.data.synthetic.base import TRAINING
 from deltanet_jax.eval.accuracy import accepted
-from deltanet_jax.eval.in_context import likeliest_by_ngrams
+from deltanet_jax.eval.in_context_ngram import ngram_predictions
 
 ROWS = 1500
 
@@ -110,7 +110,7 @@ def test_longer_rows_are_cut(batch):
 
 def test_ngrams_back_off_to_what_was_seen():
   row = np.array([[5, 6, 5, 7, 5, 6, 9, 5]])
-  one, two, three = likeliest_by_ngrams(row, 3, never=(0, 9))[:, 0].tolist()
+  one, two, three = ngram_predictions(row, 3, never=(0, 9))[:, 0].tolist()
   assert one == [5, 5, 5, 5, 5, 5, 5, 5]
   assert two == [5, 5, 6, 5, 6, 5, 5, 6]  # after 7 and 9 nothing came before
   assert three == [5, 5, 6, 5, 6, 5, 5, 6]
@@ -118,7 +118,7 @@ def test_ngrams_back_off_to_what_was_seen():
     row[i] for i in range(n - 1, t + 1) if row[i - n + 1 : i] == row[t - n + 2 : t + 1]
   ]
   tokens = np.random.default_rng(0).integers(1, 4, (3, 60))
-  found = likeliest_by_ngrams(tokens, 4, never=(3,))
+  found = ngram_predictions(tokens, 4, never=(3,))
   for i, row in enumerate(tokens.tolist()):
     for order, t in itertools.product(range(1, 5), range(60)):
       n = order
@@ -134,7 +134,7 @@ ANCHORS = np.array([46.7, 81.9, 93.1, 94.8, 95.0])  # of 300 automata
 def by_ngrams(automata):
   task = RegBench(batch=automata, examples=None, seed=2)
   batch = task.batch(0, 0, 1)
-  found = likeliest_by_ngrams(batch["tokens"], 5, never=(0, task.separator))
+  found = ngram_predictions(batch["tokens"], 5, never=(0, task.separator))
   return 100 * np.array([accepted(batch, ids)[batch["mask"]].mean() for ids in found])
 
 

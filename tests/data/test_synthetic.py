@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import MQAR, RegBench, mad
-from deltanet_jax.data.synthetic.drawn import distinct
+from deltanet_jax.data.synthetic.base import distinct
 
 SMALL = dict(validation_examples=6, test_examples=5)
 MAKERS = dict(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.config import DataConfig
-from deltanet_jax.data import HeldOut, RegBench
+from deltanet_jax.data import RegBench, ValidationSource
 from deltanet_jax.eval import Accuracy, DfaAccuracy, evaluate
 from deltanet_jax.eval.accuracy import accepted, macro_accuracy
 from deltanet_jax.models import build, preset
@@ -26,7 +26,7 @@ def test_a_letter_is_right_if_the_automaton_goes_on_with_it():
   assert right.tolist() == [[True, True, False, False]]
 
 
-class Sparse(HeldOut):
+class Sparse(ValidationSource):
   """A task's batches with some targets left out, one whole row among them."""
 
   def __init__(self, task):

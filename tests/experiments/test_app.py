@@ -26,12 +26,12 @@ COMMANDS = {
   "experiments.bench.mixer_speed": ("--kind", "--width", "--rounds"),
   "experiments.bench.throughput": ("--model", "--length", "--tokens"),
   "experiments.bench.data_speed": ("--corpus", "--[no]again"),
-  "experiments.bench.outside": ("--reference_python", "--layer", "--[no]again"),
-  "experiments.ahead.kernel_report": ("--target", "--[no]again"),
-  "experiments.ahead.kernel_errors": ("--results",),
-  "experiments.ahead.layer_report": ("--preset", "--results"),
-  "experiments.ahead.train_step_report": ("--config", "--target", "--[no]allow_modified"),
-  "experiments.ahead.throughput_bound": ("--model", "--target", "--length"),
+  "experiments.bench.compare_transformers": ("--reference_python", "--layer", "--[no]again"),
+  "experiments.aot.kernel_report": ("--target", "--[no]again"),
+  "experiments.aot.kernel_errors": ("--results",),
+  "experiments.aot.layer_report": ("--preset", "--results"),
+  "experiments.aot.train_step_report": ("--config", "--target", "--[no]allow_modified"),
+  "experiments.aot.throughput_bound": ("--model", "--target", "--length"),
   "experiments.plots": ("--results",),
 }
 
@@ -42,7 +42,7 @@ def start(*words):
 
 
 # What measures is asked by `make test-kernels`, which has slow tests too.
-_SLOW = ("experiments.bench.", "experiments.ahead.")
+_SLOW = ("experiments.bench.", "experiments.aot.")
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_help_shows_all_flags(module):
   [
     (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
     (
-      ["experiments.bench.outside", "--allow_modified"],
+      ["experiments.bench.compare_transformers", "--allow_modified"],
       "outside: --reference_python is needed; see --help",
     ),
     (
-      ["experiments.ahead.train_step_report"],
+      ["experiments.aot.train_step_report"],
       "train_step_report: --config and --target are needed; see --help",
     ),
     (
-      ["experiments.ahead.train_step_report", "--config=nowhere.py", "--target=h100x8"],
+      ["experiments.aot.train_step_report", "--config=nowhere.py", "--target=h100x8"],
       "--config: there is no such file: 'nowhere.py'",
     ),
   ],

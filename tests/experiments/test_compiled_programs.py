@@ -11,9 +11,9 @@ from deltanet_jax.generate.sample import Sampling
 from deltanet_jax.models import preset
 from deltanet_jax.models.build import abstract
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache, l2_norm
-from experiments.ahead import targets
-from experiments.ahead.hlo import Program
-from experiments.ahead.worker import Worker, compile_function
+from experiments.aot import targets
+from experiments.aot.hlo import HloModule
+from experiments.aot.worker import Worker, compile_function
 
 
 def decoding_loop(target):
@@ -47,7 +47,7 @@ def test_decoding_moves_the_states_once(target):
 def head_norm_bytes(target):
   x = jax.ShapeDtypeStruct((16, 2048, 2048), jnp.bfloat16)
   compiled = compile_function(targets.one(target), lambda x: l2_norm(x, 128), (x,))
-  moved = sum(move.bytes for move in Program(compiled.hlo).moves())
+  moved = sum(move.bytes for move in HloModule(compiled.hlo).moves())
   return moved / (x.size * x.dtype.itemsize)
 
 
@@ -65,7 +65,7 @@ def cache_moves(target):
   x = jax.ShapeDtypeStruct((B, 1, H, d), jnp.bfloat16)
   run = lambda q, k, v, cache: cached_attention(q, k, v, cache)
   compiled = compile_function(targets.one(target), run, (x, x, x, cache), donate=(3,))
-  moves = Program(compiled.hlo).moves()
+  moves = HloModule(compiled.hlo).moves()
   return sum(m.bytes for m in moves if "update" not in m.name) / (2 * B * M * H * d * 2)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import device_check
 from experiments.bench import device_kernels
-from pallas_kernels import gpu, measured_tiles
+from pallas_kernels.common import gpu, measured_tiles
 from pallas_kernels.delta_rule.pallas_gpu.tiles import H100, OTHER, Tile, alternatives, tile_for
 
 

@@ -44,7 +44,7 @@ def command(folder, model, *more):
 
 
 def rows(folder):
-  return [json.loads(line) for line in (folder / "out/rows.jsonl").read_text().splitlines()]
+  return [json.loads(line) for line in (folder / "out/records.jsonl").read_text().splitlines()]
 
 
 def test_tasks_of_a_run(run):

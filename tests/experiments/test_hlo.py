@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.ahead.hlo import Program
-from experiments.ahead.hlo_text import arrays
+from experiments.aot.hlo import HloModule
+from experiments.aot.hlo_text import arrays
 
 # A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
 # gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.
@@ -66,7 +66,7 @@ ENTRY %main (a: (s32[], bf16[2,8], f32[8,8])) -> f32[8,8] {
 
 
 def test_loops_and_fusions_are_counted():
-  program = Program(HLO)
+  program = HloModule(HLO)
   assert program.collectives() == {
     # 3 rounds, and the one in two fusions once: 8 x 8 numbers of 2 bytes each time.
     "all-gather": (4, 4 * 128),
@@ -81,7 +81,7 @@ def test_loops_and_fusions_are_counted():
 
 
 def test_a_loop_without_a_count_is_named():
-  program = Program(HLO.replace("direction=LT", "direction=NE"))
+  program = HloModule(HLO.replace("direction=LT", "direction=NE"))
   assert program.collectives()["reduce-scatter"] == (1, 256)
   assert program.unknown == {"while.2"}
 
@@ -91,7 +91,7 @@ def test_an_upper_bound_for_branches():
   whole = "%b = f32[8,8]{1,0} get-tuple-element(%while.1), index=2"
   branches = "true_computation=%known, false_computation=%known"
   both = f"{whole}\n  %c = (f32[8,8]) conditional(%p, %a, %a), {branches}"
-  assert Program(HLO.replace(whole, both)).kernels() == {"delta_rule_fwd": 5}
+  assert HloModule(HLO.replace(whole, both)).kernels() == {"delta_rule_fwd": 5}
 
 
 TILES = """
@@ -106,7 +106,7 @@ ENTRY %main (x: bf16[4,64]) -> bf16[4,64] {
 
 def test_bytes_of_padded_tiles():
   """A [4, 64] array fills a tile of 8 x 128; from HBM it is read once and written once."""
-  copy, kernel = Program(TILES).moves()
+  copy, kernel = HloModule(TILES).moves()
   assert copy.bytes + kernel.bytes == 2 * 8 * 128 * 2
   assert (copy.kernel, kernel.kernel) == (None, "f")
   assert kernel.kernel_bytes == 2 * 8 * 128 * 2
@@ -141,7 +141,7 @@ ENTRY %main (a: (s32[], f32[3,8], f32[3,8])) -> (s32[], f32[3,8], f32[3,8]) {
 
 
 def test_a_loop_moves_slices_as_often_as_it_runs():
-  (move,) = Program(SLICES).moves()
+  (move,) = HloModule(SLICES).moves()
   row, counter = 8 * 4, 4
   assert move.bytes == 3 * (row + row + counter)
 
@@ -171,13 +171,13 @@ ENTRY %main (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
 
 
 def test_what_a_fusion_inside_gives_back_is_read():
-  (move,) = Program(NESTED).moves()
+  (move,) = HloModule(NESTED).moves()
   assert move.bytes == 3 * 8 * 8 * 4
   # Or in part, where it is sliced afterwards.
   dot = "dot(%c, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
   sliced = NESTED.replace("%d = f32[8,8]{1,0}", "%d = f32[2,8]{1,0}")
   sliced = sliced.replace(dot, "dynamic-slice(%c, %b, %b), dynamic_slice_sizes={2,8}")
-  (move,) = Program(sliced.replace("%r = f32[8,8]", "%r = f32[2,8]")).moves()
+  (move,) = HloModule(sliced.replace("%r = f32[8,8]", "%r = f32[2,8]")).moves()
   assert move.bytes == (2 * 8 + 2 * 8 + 8 * 8) * 4
 
 
@@ -196,7 +196,7 @@ def test_devices_of_a_collective(groups, size):
   reduce = "all-reduce(%p.2), channel_id=8,"
   hlo = HLO.replace(gather, f"{gather} {groups},").replace(reduce, f"{reduce} {groups},")
   # The gather of the loop stays between pairs.
-  assert Program(hlo).sent_bytes() == pytest.approx(
+  assert HloModule(hlo).sent_bytes() == pytest.approx(
     3 * 64 + 128 * (size - 1) / size + 4 * 256 * (size - 1) / size
   )
 

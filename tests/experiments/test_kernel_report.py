@@ -3,10 +3,10 @@
 import pytest
 
 from deltanet_jax.chips import CHIPS
-from experiments.ahead import kernel_cases, kernel_programs, targets
-from experiments.ahead.resources import blocks_per_core
-from experiments.ahead.worker import Worker
-from pallas_kernels.tiling import TPU_VMEM_LIMIT
+from experiments.aot import kernel_cases, kernel_programs, targets
+from experiments.aot.resources import blocks_per_core
+from experiments.aot.worker import Worker
+from pallas_kernels.common.tiling import TPU_VMEM_LIMIT
 
 # Bundles per token and head, d = 128, bfloat16, by inputs and program; its heads if not 16.
 BUNDLES = {
@@ -83,11 +83,11 @@ def report(target, inputs, dtype="bfloat16"):
   rows = []
   with Worker(targets.one(target), dump=True) as worker:
     for program in kernel_cases.PROGRAMS[platform]:
-      case = kernel_cases.Case(program, dtype, 128, 128, chunk, inputs).normal(target)
+      case = kernel_cases.KernelCase(program, dtype, 128, 128, chunk, inputs).normal(target)
       if not case.served(target):
         continue
       found = worker.call(kernel_programs.measure, target, case)
-      rows += [key | figures for key, figures in found]
+      rows += [key | metrics for key, metrics in found]
   assert not [(row["kernel"], row["error"]) for row in rows if not row["compiles"]]
   return rows
 
@@ -97,7 +97,7 @@ def report(target, inputs, dtype="bfloat16"):
 def test_tpu_kernels_keep_their_counts(target):
   with Worker(targets.one(target), dump=True) as worker:
     for (inputs, program, *heads), bundles in BUNDLES[target].items():
-      case = kernel_cases.Case(program, "bfloat16", 128, 128, 128, inputs, *heads)
+      case = kernel_cases.KernelCase(program, "bfloat16", 128, 128, 128, inputs, *heads)
       ((key, row),) = worker.call(kernel_programs.measure, target, case.normal(target))
       assert row["compiles"], (key, row["error"])
       assert row["bundles_per_token_head"] == pytest.approx(bundles, rel=COUNTS_HELD), key
@@ -118,7 +118,7 @@ ATTENTION = {
 def test_attention_keeps_its_counts_on_tpu(target):
   with Worker(targets.one(target), dump=True) as worker:
     for program, bundles in ATTENTION[target].items():
-      case = kernel_cases.Case(program, "bfloat16", 64, 64, None, "plain")
+      case = kernel_cases.KernelCase(program, "bfloat16", 64, 64, None, "plain")
       ((key, row),) = worker.call(kernel_programs.measure, target, case)
       assert row["compiles"], (key, row["error"])
       assert row["loop_bundles"] == pytest.approx(bundles, rel=COUNTS_HELD), key
@@ -133,7 +133,7 @@ def test_attention_on_gpu_spills_nothing(target):
   with Worker(targets.one(target), dump=True) as worker:
     for d in (64, 128):
       for program in ("attention forward", "attention backward"):
-        case = kernel_cases.Case(program, "bfloat16", d, d, None, "full")
+        case = kernel_cases.KernelCase(program, "bfloat16", d, d, None, "full")
         ((key, row),) = worker.call(kernel_programs.measure, target, case)
         assert row["compiles"], (key, row["error"])
         assert row["spill_bytes"] == 0 and row["bytes_over_minimum"] <= 1.02, key
@@ -148,7 +148,7 @@ def test_float32_products_take_six_passes_on_tpu():
   products = {}
   with Worker(targets.one("v6e"), dump=True) as worker:
     for dtype in ("bfloat16", "float32"):
-      case = kernel_cases.Case("forward", dtype, 128, 128, 128, "plain")
+      case = kernel_cases.KernelCase("forward", dtype, 128, 128, 128, "plain")
       ((_, row),) = worker.call(kernel_programs.measure, "v6e", case)
       assert set(row["products"]) == {"bf16"}
       # Programs of different dtypes take different numbers of heads at a time.

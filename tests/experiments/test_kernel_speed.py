@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 
 from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.testing import Spec
 from experiments.bench import kernel_speed, timing
 
 SPEC = Spec(B=2, L=40, H=2, dk=16)

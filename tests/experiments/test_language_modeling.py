@@ -47,8 +47,8 @@ def made_up():
       if row.key["model"] in small.MAIN:
         for n in (small.LENGTH * x for x in small.MULTIPLES):
           evaluation |= {f"loss_{n}": 1.5, f"loss_{n}_from_0": 2.0, f"loss_{n}_from_16": 1.4}
-      figures = dict(evaluation=evaluation, parameters=570_912, of=1500, seconds=300.0)
-      yield dict(key=row.run_key(row.grid[0], seed), figures=figures, provenance=PROVENANCE)
+      metrics = dict(evaluation=evaluation, parameters=570_912, of=1500, seconds=300.0)
+      yield dict(key=row.run_key(row.grid[0], seed), metrics=metrics, provenance=PROVENANCE)
 
 
 def test_the_table_beside_the_paper():

@@ -1,4 +1,4 @@
-"""Lines of the paper's tables of language models: sizes, budgets, rates, cost and figures."""
+"""Lines of the paper's tables of language models: sizes, budgets, rates, cost and metrics."""
 
 import importlib
 import re
@@ -80,7 +80,7 @@ def test_ablations_change_two_fields():
 
 @pytest.mark.parametrize("file", ["lm_340m", "lm_1_3b"])
 def test_the_table_on_top_is_right(file):
-  """Parameters, state and cost are computed, the paper's figures are those below."""
+  """Parameters, state and cost are computed, the paper's metrics are those below."""
   module = importlib.import_module(f"experiments.configs.{file}")
   told = [re.split(r"\s*\|\s*", x)[1:-1] for x in module.__doc__.splitlines() if x[:1] == "|"][2:]
   assert [cells[0] for cells in told] == list(module.PAPER)
@@ -91,11 +91,11 @@ def test_the_table_on_top_is_right(file):
     assert parameters == f"{found.parameters / 1e6:.1f}M"
     assert state == ("–" if found.state_expansion is None else f"{found.state_expansion:.0f}")
     assert flops == f"{cost:.1e}" and hours == f"{cost / (0.4 * 989.4e12) / 3600:.0f}"
-    figures = list(module.PAPER[row].values())
-    assert (wiki, lambada) == (f"{figures[0]:.2f}", f"{figures[1]:.1f}")
+    metrics = list(module.PAPER[row].values())
+    assert (wiki, lambada) == (f"{metrics[0]:.2f}", f"{metrics[1]:.1f}")
     # The paper's average is of the six accuracies before the recall tasks.
-    assert float(average) == pytest.approx(statistics.fmean(figures[2:8]), abs=0.16)
-    assert float(swde) == figures[8]
+    assert float(average) == pytest.approx(statistics.fmean(metrics[2:8]), abs=0.16)
+    assert float(swde) == metrics[8]
 
 
 def test_lines_by_name():

@@ -1,4 +1,4 @@
-"""Tables and figures of the rows in the repository."""
+"""Tables and metrics of the rows in the repository."""
 
 import importlib
 
@@ -34,17 +34,17 @@ def test_documents_show_the_rows(name):
 def speed_rows():
   shape = dict(head_size=64, batch=1, heads=4, length=512, dtype="float32", memory="kept")
   key = lambda curve, direction, form: dict(curve=curve, **shape, direction=direction, form=form)
-  figures = dict(seconds=0.01, microseconds_per_token_and_head=1.0, temporary_bytes=1, rounds=1)
+  metrics = dict(seconds=0.01, microseconds_per_token_and_head=1.0, temporary_bytes=1, rounds=1)
   for form in ("recurrent", "chunkwise"):
     for direction in ("forward", "forward+backward"):
-      yield key("length", direction, form), figures | dict(speedup=2.0)
+      yield key("length", direction, form), metrics | dict(speedup=2.0)
   for form in ("recurrent", "chunkwise", "default"):
-    yield key("forward", "forward", form), figures | dict(speedup=2.0, over_fastest=1.0)
-  yield key("batch_heads", "forward+backward", "default"), figures | dict(over_cheapest=1.0)
+    yield key("forward", "forward", form), metrics | dict(speedup=2.0, over_fastest=1.0)
+  yield key("batch_heads", "forward+backward", "default"), metrics | dict(over_cheapest=1.0)
 
 
 def test_kernel_speed_beside_the_paper():
-  rows = [dict(key=k, figures=x, provenance=PROVENANCE) for k, x in speed_rows()]
+  rows = [dict(key=k, metrics=x, provenance=PROVENANCE) for k, x in speed_rows()]
   text = kernel_speed.tables(rows)
   assert text.count("## ") == 3 and "4.0 ×" in text  # the paper's at 512 tokens
   assert len(kernel_speed.figure(rows).axes) == 4
@@ -65,8 +65,8 @@ def sweep_rows(table, metric, test):
     for point, seed, worth in runs[2 - len(points) :]:
       chosen_by = -worth if row.lower else worth
       evaluation = {metric: chosen_by, test: (i % 7) / 10 + worth / 10}
-      figures = dict(evaluation=evaluation, training_loss=0.125)
-      yield dict(key=row.run_key(point, seed), figures=figures, provenance=PROVENANCE)
+      metrics = dict(evaluation=evaluation, training_loss=0.125)
+      yield dict(key=row.run_key(point, seed), metrics=metrics, provenance=PROVENANCE)
 
 
 @pytest.mark.parametrize(

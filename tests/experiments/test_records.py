@@ -9,12 +9,12 @@ from experiments.lib import provenance, records
 
 
 def rows_of(file):
-  return [(row["key"], row["figures"]) for row in map(json.loads, file.read_text().splitlines())]
+  return [(row["key"], row["metrics"]) for row in map(json.loads, file.read_text().splitlines())]
 
 
 @pytest.fixture
 def out(tmp_path):
-  return records.Records(tmp_path / "name" / "rows.jsonl", dict(commit="abc"))
+  return records.Records(tmp_path / "name" / "records.jsonl", dict(commit="abc"))
 
 
 def test_a_row_replaces_the_one_of_its_key(out):
@@ -48,7 +48,7 @@ def test_an_error_leaves_the_old_file(out, monkeypatch):
   with pytest.raises(OSError, match="no space"):
     out.write(dict(a=2), dict(y=2))
   assert out.path.read_text() == before
-  assert [path.name for path in out.path.parent.iterdir()] == ["rows.jsonl"]
+  assert [path.name for path in out.path.parent.iterdir()] == ["records.jsonl"]
 
 
 def test_has_asks_for_rows_of_this_commit(out):
@@ -63,7 +63,7 @@ def test_has_asks_for_rows_of_this_commit(out):
 @pytest.fixture
 def checkout(tmp_path):
   """A repository with one module, one document and one file of results."""
-  for name in ("deltanet_jax/a.py", "README.md", "experiments/results/x/rows.jsonl"):
+  for name in ("deltanet_jax/a.py", "README.md", "experiments/results/x/records.jsonl"):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("1\n")
@@ -73,7 +73,7 @@ def checkout(tmp_path):
   return tmp_path
 
 
-@pytest.mark.parametrize("name", ["README.md", "experiments/results/x/rows.jsonl", "notes.txt"])
+@pytest.mark.parametrize("name", ["README.md", "experiments/results/x/records.jsonl", "notes.txt"])
 def test_documents_and_results_may_change(checkout, name):
   (checkout / name).write_text("2\n")
   records.refuse_modified(checkout, allow=False)
@@ -103,7 +103,7 @@ def test_paths_outside_the_checkout_are_not_told(monkeypatch):
   assert told == ["--corpus=.../novels", *words[1:]]
 
 
-FILES = sorted((provenance.CHECKOUT / "experiments/results").rglob("rows.jsonl"))
+FILES = sorted((provenance.CHECKOUT / "experiments/results").rglob("records.jsonl"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
@@ -112,7 +112,7 @@ def test_rows_in_the_repository_are_of_commits(file):
   assert rows and rows == sorted(rows, key=lambda row: records._order(row["key"]))
   assert len({json.dumps(row["key"], sort_keys=True) for row in rows}) == len(rows)
   for row in rows:
-    assert set(row) == {"key", "figures", "provenance"}
+    assert set(row) == {"key", "metrics", "provenance"}
     origin = row["provenance"]
     assert "modified" not in origin and not origin["commit"].endswith("-modified"), row["key"]
     assert origin["commit"] != "unknown", row["key"]

@@ -12,14 +12,14 @@ import pytest
 from deltanet_jax.data import StateTracking, mad
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
-from deltanet_jax.train import feed
+from deltanet_jax.train import device_batches
 from deltanet_jax.train.step import make_trainer
 from experiments.configs import mad as mad_table
 from experiments.configs import mqar, regbench
-from experiments.lib import records, sweeping, sweeps, training
+from experiments.lib import records, sweep_runner, sweep_spec, training
 from experiments.lib.records import Records
-from experiments.lib.sweeping import Sweep
-from experiments.lib.sweeps import Row, Training
+from experiments.lib.sweep_runner import Sweep
+from experiments.lib.sweep_spec import Row, Training
 from tests.support.training import stop_at, tiny
 
 ORIGIN = dict(machine="a machine", commit="abc", date="2026-01-01T00:00:00")
@@ -68,14 +68,14 @@ def sweep(tmp_path, monkeypatch):
 
   monkeypatch.setattr(training, "_leave", leave)
   # Like a package of its own: the code that matters is that of the library alone.
-  monkeypatch.setattr(sweeping.provenance, "code", lambda: "the code")
+  monkeypatch.setattr(sweep_runner.provenance, "code", lambda: "the code")
   return lambda rows=TOY, **options: Sweep(
-    "toy", rows, Records(tmp_path / "rows.jsonl", ORIGIN), tmp_path / "runs", **options
+    "toy", rows, Records(tmp_path / "records.jsonl", ORIGIN), tmp_path / "runs", **options
   )
 
 
 def kept(tmp_path):
-  return [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+  return [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -94,24 +94,24 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path, sweep, monkeypatch, capsys):
   rows = kept(tmp_path)
   assert len(rows) == 3 and [sweep().missing(row) for row in TOY] == [0, 2]
   # The other seed has the rate with which less was lost.
-  first = {x["key"]["learning_rate"]: x["figures"] for x in rows if x["key"]["seed"] == 0}
+  first = {x["key"]["learning_rate"]: x["metrics"] for x in rows if x["key"]["seed"] == 0}
   best = min(first, key=lambda rate: first[rate]["evaluation"]["validation_loss"])
   assert {x["key"]["learning_rate"] for x in rows if x["key"]["seed"] == 1} == {best}
   assert best == 1e-2
   # Also where it was told to stop it was evaluated.
-  assert all(len(x["figures"]["curve"]) == 2 for x in rows)
-  figures = rows[-1]["figures"]
-  assert (figures["updates"], figures["of"], len(figures["curve"])) == (4, 4, 2)
-  assert figures["seconds"] > 0 and "validation_accuracy" in figures["evaluation"]
+  assert all(len(x["metrics"]["curve"]) == 2 for x in rows)
+  metrics = rows[-1]["metrics"]
+  assert (metrics["updates"], metrics["of"], len(metrics["curve"])) == (4, 4, 2)
+  assert metrics["seconds"] > 0 and "validation_accuracy" in metrics["evaluation"]
   assert not list((tmp_path / "runs").rglob("config.json"))
   # A commit changes nothing, other settings do, and other code if that is asked for.
-  monkeypatch.setattr(sweeping.provenance, "commit", lambda: "another")
+  monkeypatch.setattr(sweep_runner.provenance, "commit", lambda: "another")
   assert sweep().missing(TOY[0]) == 0
   longer = lambda point, seed: dataclasses.replace(
     make_toy(point, seed), config=dataclasses.replace(make_toy(point, seed).config, tokens=5 * 256)
   )
   assert sweep().missing(dataclasses.replace(TOY[0], make=longer)) == 3
-  monkeypatch.setattr(sweeping.provenance, "code", lambda: "other code")
+  monkeypatch.setattr(sweep_runner.provenance, "code", lambda: "other code")
   assert sweep().missing(TOY[0]) == 0 and sweep(same_code=True).missing(TOY[0]) == 3
 
 
@@ -132,11 +132,11 @@ def test_the_grid_ends_at_the_first_point_that_is_enough(sweep, monkeypatch):
 
   def run(self, row, point, seed):
     trained.append((point["learning_rate"], seed))
-    figures = dict(evaluation=dict(accuracy=reached[point["learning_rate"]]))
+    metrics = dict(evaluation=dict(accuracy=reached[point["learning_rate"]]))
     self._out.write(
-      row.run_key(point, seed), figures, facts=dict(settings=row.make(point, seed).settings())
+      row.run_key(point, seed), metrics, facts=dict(settings=row.make(point, seed).settings())
     )
-    return figures
+    return metrics
 
   monkeypatch.setattr(Sweep, "_run", run)
   assert sweep([row]).missing(row) == 4
@@ -149,25 +149,25 @@ def test_the_best_point_and_evaluation():
   losses = [dict(validation_loss=x) for x in (2.0, float("nan"), 1.0, 1.0)]
   assert row.best(losses) == 2
   assert dataclasses.replace(row, lower=False).best(losses) == 0
-  assert list(sweeps.thin(list(range(41)), 20))[-1] == 40
-  assert len(list(sweeps.thin(list(range(41)), 20))) <= 20
+  assert list(sweep_spec.thin(list(range(41)), 20))[-1] == 40
+  assert len(list(sweep_spec.thin(list(range(41)), 20))) <= 20
 
 
 def test_rows_are_chosen_by_set_and_pattern():
-  rows = sweeps.load("mqar")
-  assert {row.set for row in sweeps.select(rows, ["small"])} == {"small"}
-  chosen = sweeps.select(rows, ["paper/deltanet-*"])
+  rows = sweep_spec.load("mqar")
+  assert {row.set for row in sweep_spec.select(rows, ["small"])} == {"small"}
+  chosen = sweep_spec.select(rows, ["paper/deltanet-*"])
   assert [row.name for row in chosen if "conv" not in row.name] == [
     f"paper/deltanet-{width}-64" for width in (64, 128, 256, 512)
   ]
   with pytest.raises(ValueError, match=r"--rows=paper/deltanet-65-64 is no row \(nearest: .*64-64"):
-    sweeps.select(rows, ["paper/deltanet-65-64"])
+    sweep_spec.select(rows, ["paper/deltanet-65-64"])
   with pytest.raises(ValueError, match=r"--config is 'mqr' \(nearest: mqar"):
-    sweeps.load("mqr")
+    sweep_spec.load("mqr")
 
 
 def full(table, name, point=None):
-  (row,) = sweeps.select(table.ROWS, [name])
+  (row,) = sweep_spec.select(table.ROWS, [name])
   return row.make(point or row.grid[0], row.seeds[0])
 
 
@@ -181,13 +181,13 @@ def test_full_scale_of_mqar():
     assert made.parameters() == 8192 * d + 4 * layer + 2 * d
   attention = full(mqar, "paper/attention-64-64")
   assert attention.parameters() == 8192 * 64 + 512 * 64 + 2 * (4 * 64 * 65 + 256) + 128
-  (row,) = sweeps.select(mqar.ROWS, ["paper/mamba-conv-64-64"])
+  (row,) = sweep_spec.select(mqar.ROWS, ["paper/mamba-conv-64-64"])
   assert [round(x["learning_rate"], 6) for x in row.grid] == [1e-4, 0.000464, 0.002154, 0.01]
   assert set(mqar.PAPER) <= {row.key["model"] for row in mqar.ROWS}
 
 
 def test_full_scale_of_mad():
-  paper = sweeps.select(mad_table.ROWS, ["paper"])
+  paper = sweep_spec.select(mad_table.ROWS, ["paper"])
   assert set(mad_table.PAPER) <= {row.key["model"] for row in paper}
   mine = [row for row in paper if row.key["model"] == "deltanet-conv"]
   assert (len(mine), sum(row.runs for row in mine)) == (66, 396)
@@ -211,7 +211,7 @@ def test_full_scale_of_regbench():
   mixer = cfg.model.mixers["deltanet-conv"]
   assert (mixer.heads, mixer.key_size, mixer.value_size) == (4, 32, 64)
   assert set(regbench.PAPER) <= {row.key["model"] for row in regbench.ROWS}
-  (row,) = sweeps.select(regbench.ROWS, ["paper/deltanet-2500"])
+  (row,) = sweep_spec.select(regbench.ROWS, ["paper/deltanet-2500"])
   assert row.runs == 18
 
 
@@ -219,7 +219,7 @@ def test_full_scale_of_regbench():
 def test_every_model_of_a_table_is_built(name):
   """At full scale, by shapes; the first row of each model."""
   seen = set()
-  for row in sweeps.load(name):
+  for row in sweep_spec.load(name):
     if row.key["model"] not in seen:
       seen.add(row.key["model"])
       made = row.make(row.grid[0], row.seeds[0])
@@ -239,10 +239,12 @@ def test_every_model_of_a_table_is_built(name):
 )
 @pytest.mark.slow
 def test_one_update_of_each_shell(name, pattern):
-  (row,) = sweeps.select(sweeps.load(name), [pattern])
+  (row,) = sweep_spec.select(sweep_spec.load(name), [pattern])
   made = row.make(row.grid[0], 0)
   trainer = make_trainer(made.config)
-  batch = feed.place(made.task.batch(0, 0, 1), trainer.batch_shapes(), made.config.data.scored)
+  batch = device_batches.to_devices(
+    made.task.batch(0, 0, 1), trainer.batch_shapes(), made.config.data.scored
+  )
   state, metrics = jax.jit(
     lambda batch: trainer.update(trainer.init(0), batch, jax.numpy.float32(1e-3))
   )(batch)
@@ -250,11 +252,11 @@ def test_one_update_of_each_shell(name, pattern):
 
 
 def test_rows_are_found_by_what_made_them(tmp_path):
-  out = Records(tmp_path / "rows.jsonl", ORIGIN)
+  out = Records(tmp_path / "records.jsonl", ORIGIN)
   out.write(dict(a=1), dict(x=2), facts=dict(code="c", settings="s"))
-  assert out.find(dict(a=1), dict(code="c"))["figures"] == dict(x=2)
+  assert out.find(dict(a=1), dict(code="c"))["metrics"] == dict(x=2)
   assert out.find(dict(a=1), dict(code="d")) is None and out.find(dict(a=2), {}) is None
-  again = records.Records(tmp_path / "rows.jsonl", ORIGIN, again=True)
+  again = records.Records(tmp_path / "records.jsonl", ORIGIN, again=True)
   assert again.find(dict(a=1), {}) is None
   again.write(dict(a=1), dict(x=3))
-  assert again.find(dict(a=1), {})["figures"] == dict(x=3)
+  assert again.find(dict(a=1), {})["metrics"] == dict(x=3)

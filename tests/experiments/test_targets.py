@@ -3,7 +3,7 @@
 import pytest
 
 from deltanet_jax import chips
-from experiments.ahead import targets
+from experiments.aot import targets
 
 
 @pytest.mark.parametrize(

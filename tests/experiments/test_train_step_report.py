@@ -7,7 +7,7 @@ import pytest
 from deltanet_jax.config import DataConfig, MeshConfig, TrainConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.models import preset
-from experiments.ahead import targets, train_step, train_step_report
+from experiments.aot import targets, train_step, train_step_report
 
 
 def test_the_key_names_the_mesh_in_numbers():

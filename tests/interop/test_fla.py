@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from deltanet_jax.interop import fla_tensors, load_fla, save_fla
 from deltanet_jax.interop.fla_config import from_fla
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from tests.support import plain_deltanet
 from tests.support.models import random_model
 

@@ -10,14 +10,14 @@ import pytest
 from flax import nnx
 
 from deltanet_jax.mixers import MIXERS, mixer_class
+from deltanet_jax.mixers.layers import Linear
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer, DPLRMixer, MatrixStateMixer
-from deltanet_jax.mixers.parts import Linear
 from deltanet_jax.ops import log_max_scan, selective_scan
 from deltanet_jax.ops.triangular import unit_lower_inverse
-from experiments.ahead.hlo import Program
-from experiments.ahead.hlo_text import arrays
-from tests.support.changed_mixers import make_changed
+from experiments.aot.hlo import HloModule
+from experiments.aot.hlo_text import arrays
 from tests.support.mixers import CASES, CHUNK, D, make
+from tests.support.mutated_mixers import make_changed
 
 
 def shape(*dims):
@@ -25,7 +25,7 @@ def shape(*dims):
 
 
 def compiled(f, *args):
-  program = Program(jax.jit(f).lower(*args).compile().as_text())
+  program = HloModule(jax.jit(f).lower(*args).compile().as_text())
   assert not program.unknown
   return program
 

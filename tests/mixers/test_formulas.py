@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from deltanet_jax.mixers import MIXERS
-from deltanet_jax.ops.numerics import rel_rms
-from tests.mixers import plain
-from tests.support.changed_mixers import make_changed
+from deltanet_jax.ops.testing import rel_rms
+from tests.mixers import numpy_reference
 from tests.support.mixers import CASES, make
+from tests.support.mutated_mixers import make_changed
 
 TOLERANCE = 1e-9
 PLAIN = {
-  name: importlib.import_module(f"{plain.__name__}.{name}")
-  for _, name, _ in pkgutil.iter_modules(plain.__path__)
+  name: importlib.import_module(f"{numpy_reference.__name__}.{name}")
+  for _, name, _ in pkgutil.iter_modules(numpy_reference.__path__)
 }
 CHANGES = [
   pytest.param(kind, *change, id=f"{kind}-{i}")
@@ -45,7 +45,7 @@ def test_every_mixer_has_a_loop_of_its_own():
   assert set(PLAIN) == set(MIXERS)
   for kind, module in PLAIN.items():
     assert len(module.CHANGES) >= 3, kind
-    source = inspect.getsource(module) + inspect.getsource(plain)
+    source = inspect.getsource(module) + inspect.getsource(numpy_reference)
     assert not any(
       line.startswith(("import ", "from ")) and ("deltanet_jax" in line or "jax" in line.split())
       for line in source.splitlines()

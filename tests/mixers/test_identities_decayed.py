@@ -7,8 +7,8 @@ import numpy as np
 from deltanet_jax.mixers import mixer_config
 from deltanet_jax.mixers.mlstm import running_max
 from deltanet_jax.ops import linear_attention
-from deltanet_jax.ops.numerics import rel_rms
-from tests.mixers.plain import hgrn2
+from deltanet_jax.ops.testing import rel_rms
+from tests.mixers.numpy_reference import hgrn2
 from tests.support.mixers import D, L, draw_mixer, make
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from deltanet_jax.mixers import build_mixer, mixer_config
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from tests.support.mixers import D, make
 
 SIZES = dict(heads=2, key_size=8, value_size=12, chunk=4)

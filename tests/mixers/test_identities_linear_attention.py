@@ -10,8 +10,8 @@ from deltanet_jax.mixers import mixer_config
 from deltanet_jax.mixers.feature_maps import FeatureMap
 from deltanet_jax.mixers.gated_rfa import directions
 from deltanet_jax.ops import linear_attention
-from deltanet_jax.ops.numerics import rel_rms
-from tests.mixers.plain.linear_attention import plain
+from deltanet_jax.ops.testing import rel_rms
+from tests.mixers.numpy_reference.linear_attention import plain
 from tests.support.mixers import B, L, draw_mixer, make
 
 run = jax.jit(lambda mixer, x: mixer(x))

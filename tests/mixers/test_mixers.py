@@ -1,4 +1,4 @@
-"""What every mixer must keep: its recurrence, continuation, documents, causality, finiteness."""
+"""What every mixer must keep: its recurrence, continuation, segments, causality, finiteness."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import lax
 
 from deltanet_jax.mixers import MIXERS, build_mixer, mixer_class
 from deltanet_jax.mixers.attention import AttentionConfig
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from tests.support.mixers import CASES, B, D, L, make
 
 # The first case of each kind here, its variants in `make test-slow`.
@@ -16,7 +16,7 @@ _FIRST = {cfg.kind: name for name, cfg in reversed(CASES.items())}.values()
 ALL = pytest.mark.parametrize(
   "name", [x if x in _FIRST else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
 )
-# Documents of a packed row: over a chunk's border, and one of a single token.
+# Segments of a packed row: over a chunk's border, and one of a single token.
 LENGTHS = (3, 1, 5)
 IDS = jnp.asarray(np.repeat([3, 1, 3], LENGTHS)[None].repeat(B, axis=0), jnp.int32)
 
@@ -98,18 +98,18 @@ def test_prefill_and_steps_continue_anywhere(name, splits):
 @ALL
 def test_packed_equals_separate(name):
   mixer, x = make(name)
-  documents = jnp.split(x, np.cumsum(LENGTHS)[:-1], axis=1)
-  separate = [prefill(mixer, document, start(mixer)) for document in documents]
+  segments = jnp.split(x, np.cumsum(LENGTHS)[:-1], axis=1)
+  separate = [prefill(mixer, segment, start(mixer)) for segment in segments]
   want = jnp.concatenate([y for y, _ in separate], axis=1)
   assert rel_rms(packed_forward(mixer, x), want) < 1e-10
   got, state = packed_prefill(mixer, x, start(mixer))
   assert rel_rms(got, want) < 1e-10
-  # The state that a packed row leaves is that of its last document.
+  # The state that a packed row leaves is that of its last segment.
   more = draw((B, 3, D), 2)
   assert rel_rms(steps(mixer, more, state), steps(mixer, more, separate[-1][1])) < 1e-10
   # And the state it is given belongs to its first.
   _, before = prefill(mixer, more, start(mixer))
-  continued, _ = prefill(mixer, documents[0], before)
+  continued, _ = prefill(mixer, segments[0], before)
   want = jnp.concatenate([continued, want[:, LENGTHS[0] :]], axis=1)
   assert rel_rms(packed_prefill(mixer, x, before)[0], want) < 1e-10
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from deltanet_jax.models import preset
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
 
 RNG = np.random.default_rng(0)
 TOKENS = jnp.asarray(RNG.integers(0, 11, (2, 6)), jnp.int32)
-# Documents: a double backward of the convolution mixed them up with its input.
+# Segments: a double backward of the convolution mixed them up with its input.
 IDS = jnp.asarray(np.repeat([3, 1, 3], [2, 1, 3])[None].repeat(2, axis=0), jnp.int32)
 BATCH = dict(tokens=TOKENS, targets=TOKENS[:, ::-1], segment_ids=IDS, mask=TOKENS > 0)
 FAMILIES = ("deltanet", "gated-deltanet", "gla-conv", "retnet", "mamba", "transformer")

@@ -6,7 +6,7 @@ import numpy as np
 from jax import export
 
 from deltanet_jax.models import preset
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from tests.support.models import random_model
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (3, 6)), jnp.int32)

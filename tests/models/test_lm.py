@@ -19,7 +19,7 @@ from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.models.build import abstract
 from deltanet_jax.models.lm import check_tokens
 from deltanet_jax.ops import compiling_for
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from tests.support.models import random_model
 
 B, L = 2, 19
@@ -74,7 +74,7 @@ def test_prefill_and_steps_equal_the_forward(name):
   assert rel_rms(got, want) < 1e-10
 
 
-def test_packed_documents_equal_separate_ones():
+def test_packed_segments_equal_separate_ones():
   model = random_model(preset("deltanet-sliding-tiny", dtype="float64"), "float64")
   packed = jax.jit(lambda m: m(TOKENS, jnp.asarray(IDS)))(model)
   alone = jax.jit(lambda m: m(TOKENS[:, 7:]))(model)
@@ -176,7 +176,7 @@ def test_tokens_of_other_shapes_are_refused():
       check_tokens(tokens, axes, 256)
 
 
-def test_documents_of_another_shape_are_refused():
+def test_segments_of_another_shape_are_refused():
   model = abstract(preset("deltanet-tiny", depth=1))
   ids = jax.ShapeDtypeStruct((2, 4), jnp.int32)
   tokens = jax.ShapeDtypeStruct((2, 3), jnp.int32)

@@ -9,10 +9,10 @@ from jax import lax
 
 from deltanet_jax.mixers import Layer, build_mixer, mixer_config
 from deltanet_jax.models import build, preset
-from deltanet_jax.models.bounds import Bounds
 from deltanet_jax.models.channel_mix import ChannelMix
+from deltanet_jax.models.hgrn2_lower_bounds import LowerBounds
 from deltanet_jax.ops.matmul import matmul
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
 
@@ -22,7 +22,7 @@ IDS = jnp.asarray(np.repeat([1, 2], [SPLIT, L - SPLIT])[None].repeat(B, axis=0),
 
 
 @pytest.mark.parametrize("name", ["rwkv6-tiny", "rwkv4-tiny", "hgrn2-tiny", "mlstm-tiny"])
-def test_decoding_and_documents(name):
+def test_decoding_and_segments(name):
   model = random_model(preset(name, dtype="float64", depth=2), "float64")
 
   @jax.jit
@@ -40,7 +40,7 @@ def test_decoding_and_documents(name):
 
 def test_lower_bounds_rise_over_the_layers_that_take_them():
   logits = np.random.default_rng(0).standard_normal((3, 2))
-  bounds = Bounds([True, False, False, True, False, True], 2)
+  bounds = LowerBounds([True, False, False, True, False, True], 2)
   bounds.logits[...] = jnp.asarray(logits, jnp.float32)
   shares = np.exp(logits) / np.exp(logits).sum(axis=0)
   gamma = np.cumsum(shares, axis=0) - shares[0]

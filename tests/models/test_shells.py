@@ -12,8 +12,8 @@ from jax import lax
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import mixer_config
 from deltanet_jax.models import build, count_parameters, summarize
-from deltanet_jax.ops.numerics import rel_rms
-from tests.mixers.plain import array, attention, deltanet, linear
+from deltanet_jax.ops.testing import rel_rms
+from tests.mixers.numpy_reference import array, attention, deltanet, linear
 from tests.support.models import random_model
 
 B, L, V, D = 2, 7, 11, 8

@@ -7,7 +7,7 @@ import pytest
 
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
 from deltanet_jax.ops.attention import masked
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 
 B, L, H, Hk, d = 2, 11, 4, 2, 4
 RNG = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_cache_continues(packed, pieces, window, size):
   got, end = [], 0
   for n in pieces:
     piece = slice(end, end := end + n)
-    # A document begins inside a piece; the first of a piece goes on.
+    # A segment begins inside a piece; the first of a piece goes on.
     ids = jnp.asarray(IDS[:, piece]) if packed else None
     now = (jnp.asarray(x[:, piece]) for x in (Q, K, V))
     o, cache = attend_cached(*now, cache, window=window, segment_ids=ids)

@@ -22,10 +22,16 @@ from deltanet_jax.ops import (
 from deltanet_jax.ops.delta_rule.chunkwise import chunkwise
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
 from deltanet_jax.ops.delta_rule.reference import recurrent as definition
-from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.numerics import REL_RMS, cast, rel_rms
-from deltanet_jax.ops.platform import compiling_for
+from deltanet_jax.ops.dispatch import compiling_for
+from deltanet_jax.ops.segments import number_segments
+from deltanet_jax.ops.testing import (
+  ILL_CONDITIONED,
+  REL_RMS,
+  Spec,
+  cast,
+  ill_conditioned_inputs,
+  rel_rms,
+)
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
 
@@ -67,12 +73,12 @@ def test_chunkwise_equals_recurrence(L, chunk, packed, gate, dtype):
 def test_fast_recurrence_equals_the_definition(gate, packed):
   inputs = jax_inputs(dataclasses.replace(spec_of(20, gate, packed), Hv=2))
   segment_ids = inputs.pop("segment_ids", None)
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   cotangents = jax_inputs(dataclasses.replace(spec_of(20, gate, packed), Hv=2), seed=1)
   names = [name for name in ("q", "k", "v", "beta", "g", "S0") if name in inputs]
 
   def outputs(recurrence):
-    f = lambda x: recurrence(*(x.get(n) for n in ("q", "k", "v", "beta", "g", "S0")), documents)
+    f = lambda x: recurrence(*(x.get(n) for n in ("q", "k", "v", "beta", "g", "S0")), segments)
     values, pull = jax.vjp(f, inputs)
     (grads,) = pull((cotangents["v"], cotangents["S0"]))
     return [*values, *(grads[name] for name in names)]
@@ -163,9 +169,12 @@ def test_wy_recursion_equals_ut_transform(max_beta):
   assert rel_rms(S0 + K.T @ (U - W @ S0), S[0, 0]) < 1e-12
 
 
-@pytest.mark.parametrize("kind", UGLY)
+@pytest.mark.parametrize("kind", ILL_CONDITIONED)
 def test_ugly_inputs(kind):
-  inputs = {name: x.astype(np.float32).astype(np.float64) for name, x in ugly_inputs(kind).items()}
+  inputs = {
+    name: x.astype(np.float32).astype(np.float64)
+    for name, x in ill_conditioned_inputs(kind).items()
+  }
   want = value_and_grads(inputs, "float64", implementation="recurrent")
   got = value_and_grads(inputs, "float32", implementation="chunkwise")
   errors = {name: rel_rms(got[name], want[name]) for name in want}
@@ -206,7 +215,7 @@ def golden_value_and_grads(golden, rows, state, dtype="float32", **options):
 def test_golden_files_of_flash_linear_attention(name, prefix, limit, implementation):
   golden = dict(np.load(f"{__file__.rsplit('/', 2)[0]}/golden/{name}.npz"))
   dtype = "bfloat16" if name.startswith("bf16") else "float32"
-  # A packed file has one initial state per document, so its documents are run one by one here;
+  # A packed file has one initial state per segment, so its segments are run one by one here;
   # that packed equals separate is `test_packed_equals_separate`.
   bounds = golden.get("cu_seqlens", [0, golden["q"].shape[1]])
   for state, (start, end) in enumerate(itertools.pairwise(bounds)):
@@ -223,7 +232,7 @@ def test_golden_files_of_flash_linear_attention(name, prefix, limit, implementat
 def test_packed_equals_separate(gate, implementation):
   lengths = (1, 5, 16, 1, 1, 40, 5, 16)
   inputs = jax_inputs(spec_of(sum(lengths), gate, False))
-  # Ids that come back, as a data pipeline may give them, are new documents.
+  # Ids that come back, as a data pipeline may give them, are new segments.
   segment_ids = np.repeat(np.arange(len(lengths)) % 2, lengths)
   inputs["segment_ids"] = jnp.asarray(np.broadcast_to(segment_ids, (2, sum(lengths))))
   options = dict(chunk=16, implementation=implementation)
@@ -243,7 +252,7 @@ def test_packed_equals_separate(gate, implementation):
     (grads,) = pull((do[:, rows], dS * float(last)))
     assert rel_rms(packed["o"][:, rows], o) < 1e-12
     for name in part.keys() - {"S0"}:
-      # Absolute: a lone token after the first document has a dg of zero.
+      # Absolute: a lone token after the first segment has a dg of zero.
       got = packed[f"d{name}"][:, rows]
       np.testing.assert_allclose(got, grads[name], atol=1e-12, err_msg=f"{number} {name}")
     if number == 0:
@@ -309,7 +318,7 @@ def test_causality(gate, implementation):
         assert np.any(np.asarray(x[:, t]) != 0), name
 
 
-def test_documents_do_not_see_each_other():
+def test_segments_do_not_see_each_other():
   inputs = jax_inputs(spec_of(40, "scalar", False), dtype="float32")
   segment_ids = jnp.asarray(np.broadcast_to(np.arange(40) >= 21, (2, 40)).astype(np.int32))
   f = lambda x: delta_rule(**x, segment_ids=segment_ids, chunk=16)[0][:, 21:].sum()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule.specs import Spec
+from deltanet_jax.ops.testing import Spec
 from tests.support.delta_rule import jax_inputs
 
 SPEC = Spec(B=2, L=21, H=2, dk=8)

@@ -11,8 +11,14 @@ from flax import nnx
 from deltanet_jax.mixers import build_mixer
 from deltanet_jax.mixers.rwkv7 import RWKV7Config
 from deltanet_jax.ops import delta_rule, dplr, dplr_step, linear_attention
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.testing import (
+  Spec,
+  cast,
+  random_cotangents,
+  random_inputs,
+  rel_rms,
+  with_gradients,
+)
 from tests.support.tolerances import assert_close
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import linear_attention, linear_attention_step
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import Spec, random_inputs, rel_rms
 from tests.support.tolerances import assert_close
 
 

@@ -1,4 +1,4 @@
-"""The log-max scan against a float64 NumPy loop: values, gradients, documents, large exponents."""
+"""The log-max scan against a float64 NumPy loop: values, gradients, segments, large exponents."""
 
 import functools
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import empty_log_max_state, log_max_scan
-from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 
 RNG = np.random.default_rng(0)
 B, D = 2, 3
-# Single tokens, an id that comes back; one document.
+# Single tokens, an id that comes back; one segment.
 IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Long convolutions by FFT against the sum as it is written: values, gradients, documents."""
+"""Long convolutions by FFT against the sum as it is written: values, gradients, segments."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import long_conv, long_conv_attention
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 
 
 def draw(*shape, dtype="float64", seed=0):
   return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
-def documents(B, L):
+def segments(B, L):
   rng = np.random.default_rng(1)
   # Ids come back, and differ between rows.
   return jnp.asarray(np.cumsum(rng.random((B, L)) < 0.05, axis=1) % 3, jnp.int32)
@@ -32,7 +32,7 @@ def value_and_gradients(f, *args):
 @pytest.mark.parametrize("L,T,packed", [(9, 40, False), (140, 50, False), (133, 133, True)])
 def test_fft_equals_the_sum(L, T, packed):
   B, d, H = 2, 6, 3
-  ids = documents(B, L) if packed else None
+  ids = segments(B, L) if packed else None
   run = lambda form: lambda u, h: long_conv(u, h, segment_ids=ids, implementation=form)
   args = draw(B, L, d), draw(T, H, seed=3)
   want = value_and_gradients(run("direct"), *args)
@@ -56,15 +56,15 @@ def test_the_sum_is_the_definition():
   np.testing.assert_allclose(got, want, atol=1e-14)
 
 
-def test_nothing_passes_from_later_tokens_or_other_documents():
+def test_nothing_passes_from_later_tokens_or_other_segments():
   L = 40
-  ids, u, h = documents(1, L), draw(1, L, 2, dtype="float32"), draw(L, 2, dtype="float32", seed=3)
+  ids, u, h = segments(1, L), draw(1, L, 2, dtype="float32"), draw(L, 2, dtype="float32", seed=3)
   seen = jax.jit(jax.jacrev(lambda u: long_conv(u, h, segment_ids=ids)[0, :, 0]))(u)[:, 0, :, 0]
   number = np.cumsum(np.diff(np.asarray(ids[0]), prepend=ids[0, 0]) != 0)
   allowed = np.tril(number[:, None] == number[None, :])
   np.testing.assert_array_equal(np.asarray(seen)[~allowed], 0)
   assert np.asarray(seen)[allowed].all() and number[-1] > 0
-  # A document far too large for its neighbours' precision does not disturb them.
+  # A segment far too large for its neighbours' precision does not disturb them.
   loud = u * jnp.where(jnp.asarray(number) == 0, 1e20, 1.0).astype(u.dtype)[None, :, None]
   run = jax.jit(lambda u: long_conv(u, h, segment_ids=ids))
   got, want = (run(x)[:, number > 0] for x in (loud, u))
@@ -73,7 +73,7 @@ def test_nothing_passes_from_later_tokens_or_other_documents():
 
 def test_keys_by_values_equal_the_products():
   B, L, H, N = 2, 40, 2, 3
-  ids = documents(B, L)
+  ids = segments(B, L)
   q, k, v = (draw(B, L, H, N, seed=i) for i in range(3))
   h = draw(L, H, seed=3)
 

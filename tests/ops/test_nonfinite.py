@@ -18,12 +18,12 @@ from deltanet_jax.ops import (
   selective_scan,
   short_conv,
 )
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
+from deltanet_jax.ops.testing import Spec, random_inputs
 from tests.support.delta_rule import jax_inputs
 from tests.support.models import random_model
 
 L, T = 20, 11  # the NaN is at T, in a chunk's middle
-LENGTHS = (3, 5, 6, 6)  # documents; T is in the third, whose chunk holds others too
+LENGTHS = (3, 5, 6, 6)  # segments; T is in the third, whose chunk holds others too
 IDS = np.repeat([0, 1, 2, 0], LENGTHS)[None].astype(np.int32)
 OTHERS = np.repeat([True, True, False, True], LENGTHS)
 RNG = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_a_spoiled_state_is_of_the_first_document():
 
 @pytest.mark.parametrize("family", ["deltanet", "gla-conv", "mamba", "mlstm", "transformer"])
 def test_models(family):
-  """One token's embedding is NaN: earlier logits and other documents do not know of it."""
+  """One token's embedding is NaN: earlier logits and other segments do not know of it."""
   changes = dict(implementation="recurrent") if family == "deltanet" else {}
   changes |= dict(vocab=11, width=8, depth=1, mlp_ratio=0.0)
   model = random_model(preset(f"{family}-tiny", **changes))

@@ -18,12 +18,12 @@ from deltanet_jax.ops import (
   selective_scan,
   short_conv,
 )
-from deltanet_jax.ops.documents import positions
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.segments import segment_positions
+from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 
 RNG = np.random.default_rng(0)
-# Documents of two rows of 11 tokens: single tokens, an id that comes back, one document.
+# Segments of two rows of 11 tokens: single tokens, an id that comes back, one segment.
 IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
 
 
@@ -83,8 +83,8 @@ def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit):
 
 
 def test_wide_dtype_takes_names_too():
-  assert wide_dtype("float64") == wide_dtype(jnp.float64) == jnp.float64
-  assert wide_dtype("bfloat16") == wide_dtype(jnp.dtype("float32")) == jnp.float32
+  assert accum_dtype("float64") == accum_dtype(jnp.float64) == jnp.float64
+  assert accum_dtype("bfloat16") == accum_dtype(jnp.dtype("float32")) == jnp.float32
 
 
 def test_rope_turns_pairs():
@@ -99,10 +99,10 @@ def test_rope_turns_pairs():
 
 def test_positions_start_again_with_each_document():
   start = jnp.asarray([5, 2], jnp.int32)
-  got = positions(start, 11, jnp.asarray(IDS))
+  got = segment_positions(start, 11, jnp.asarray(IDS))
   np.testing.assert_array_equal(got[0], [5, 6, 7, 0, 0, 1, 2, 3, 4, 0, 0])
   np.testing.assert_array_equal(got[1], 2 + np.arange(11))
-  np.testing.assert_array_equal(positions(start, 2), [[5, 6], [2, 3]])
+  np.testing.assert_array_equal(segment_positions(start, 2), [[5, 6], [2, 3]])
 
 
 def conv_by_hand(x, kernel, bias, state, ids):
@@ -194,7 +194,7 @@ def test_selective_scan_refuses_in_one_sentence(no_type_checks):
 
 
 def test_logcumsumexp():
-  """Against sums in NumPy: with a state, documents, and numbers whose exponentials overflow."""
+  """Against sums in NumPy: with a state, segments, and numbers whose exponentials overflow."""
   rng = np.random.default_rng(0)
   x, z0 = 30 * rng.standard_normal((2, 11, 2, 3)), rng.standard_normal((2, 2, 3))
   ids = np.repeat([4, 1, 4], [3, 1, 7])[None].repeat(2, axis=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import state_space
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 
 B, D, N = 2, 3, 4
 

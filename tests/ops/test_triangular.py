@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import unit_lower_inverse
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 
 
 def from_keys(keys, beta, C, n=3):

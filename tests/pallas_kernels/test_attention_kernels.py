@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import causal_attention
-from deltanet_jax.ops.numerics import REL_RMS, rel_rms
-from pallas_kernels.attention import gpu, plain, seen, tpu
+from deltanet_jax.ops.testing import REL_RMS, rel_rms
+from pallas_kernels.attention import gpu, mask_ranges, reference, tpu
 from pallas_kernels.attention.tpu import choose_block
-from pallas_kernels.gpu import compiling_for_gpu
+from pallas_kernels.common.gpu import compiling_for_gpu
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 
@@ -102,14 +102,14 @@ def test_what_is_seen(window, packed):
   """By its first key and its last query it is what a mask says, and neither ever falls."""
   L, padded = 37, 48
   _, ids = inputs(L)
-  documents = jnp.cumsum(jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0))), axis=1)
-  documents = documents.astype("int32") if packed else None
-  first = seen.first_keys(documents, 2, padded, window)
-  last = seen.last_queries(documents, 2, padded, window)
+  segments = jnp.cumsum(jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0))), axis=1)
+  segments = segments.astype("int32") if packed else None
+  first = mask_ranges.first_keys(segments, 2, padded, window)
+  last = mask_ranges.last_queries(segments, 2, padded, window)
   index = jnp.arange(L, dtype="int32")
-  mask = jnp.broadcast_to(plain.causal_mask(index[:, None], index[None, :], window), (2, L, L))
+  mask = jnp.broadcast_to(reference.causal_mask(index[:, None], index[None, :], window), (2, L, L))
   if packed:
-    mask &= documents[:, :, None] == documents[:, None, :]
+    mask &= segments[:, :, None] == segments[:, None, :]
   causal = (index[:, None] >= index[None, :])[None]
   np.testing.assert_array_equal(mask, causal & (index[None, None, :] >= first[:, :L, None]))
   np.testing.assert_array_equal(mask, causal & (index[None, :, None] <= last[:, None, :L]))

@@ -12,11 +12,16 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from deltanet_jax.ops import delta_rule, delta_rule_step
-from deltanet_jax.ops.delta_rule.specs import UGLY, Spec, ugly_inputs
-from deltanet_jax.ops.numerics import UGLY_REL_RMS, rel_rms
-from deltanet_jax.ops.slot import Slot
+from deltanet_jax.ops.layer_state import LayerState
+from deltanet_jax.ops.testing import (
+  ILL_CONDITIONED,
+  ILL_CONDITIONED_REL_RMS,
+  Spec,
+  ill_conditioned_inputs,
+  rel_rms,
+)
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
-from pallas_kernels.delta_rule.checks import refusal
+from pallas_kernels.delta_rule.checks import unsupported_reason
 from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
@@ -68,7 +73,7 @@ def largest_errors(rule, kinds, beta=None):
   """Kind of input -> name and error of its worst output or gradient, over 4096 tokens."""
   truth, worst = functools.partial(delta_rule, implementation="recurrent"), {}
   for kind in kinds:
-    inputs = {name: x.astype(np.float32) for name, x in ugly_inputs(kind).items()}
+    inputs = {name: x.astype(np.float32) for name, x in ill_conditioned_inputs(kind).items()}
     if beta is not None:
       inputs["beta"][:] = beta
     rng = np.random.default_rng(1)
@@ -84,8 +89,8 @@ def largest_errors(rule, kinds, beta=None):
 
 @pytest.mark.parametrize("backend", RULES)
 def test_ugly_inputs(backend):
-  worst = largest_errors(RULES[backend], UGLY)
-  assert all(error <= UGLY_REL_RMS["float32"] for _, error in worst.values()), worst
+  worst = largest_errors(RULES[backend], ILL_CONDITIONED)
+  assert all(error <= ILL_CONDITIONED_REL_RMS["float32"] for _, error in worst.values()), worst
 
 
 @pytest.mark.slow
@@ -103,13 +108,13 @@ def test_ugly_inputs_with_gates_of_channels():
   def rule(**inputs):
     return RULES["gpu"](**inputs, g=jnp.zeros_like(inputs["k"]))
 
-  worst = largest_errors(rule, [kind for kind in UGLY if kind != "identical_beta_2"])
-  assert all(error <= UGLY_REL_RMS["float32"] for _, error in worst.values()), worst
+  worst = largest_errors(rule, [kind for kind in ILL_CONDITIONED if kind != "identical_beta_2"])
+  assert all(error <= ILL_CONDITIONED_REL_RMS["float32"] for _, error in worst.values()), worst
 
 
 @pytest.mark.parametrize("change", [dict(B=4, Hv=1), dict(B=6, gate="scalar", packed=True)])
 def test_tpu_programs_take_rows_of_a_batch(change):
-  """Where there are few heads: each row keeps its own state, documents and decays."""
+  """Where there are few heads: each row keeps its own state, segments and decays."""
   inputs, want = reference(dataclasses.replace(SPEC, L=40, **change), "float32")
   options = dict(implementation="pallas_tpu", interpret=True, chunk=16)
   assert_close(value_and_grads(inputs, "float32", **options), want, "float32")
@@ -185,7 +190,9 @@ def test_decoding_step_in_a_stack_of_states(dk, implementation):
   token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
   stack = jnp.stack([x["S0"] + 1, x["S0"], x["S0"] - 1])
   kernel = dict(implementation=implementation, interpret=True)
-  got, slot = jax.jit(lambda S: delta_rule_step(*token, Slot(S, jnp.int32(1)), **kernel))(stack)
+  got, slot = jax.jit(lambda S: delta_rule_step(*token, LayerState(S, jnp.int32(1)), **kernel))(
+    stack
+  )
   want, S = delta_rule_step(*token, x["S0"], implementation="recurrent")
   assert rel_rms(got, want) < 1e-6 and rel_rms(slot.stack[1], S) < 1e-6
   np.testing.assert_array_equal(slot.stack[::2], stack[::2])
@@ -223,7 +230,7 @@ def test_refusals_serve_sequences_and_steps():
   tokens = jax_inputs(dataclasses.replace(SPEC, L=2, gate="scalar"), dtype="float32")
   S0, _ = tokens.pop("S0"), tokens.pop("segment_ids", None)
   for inputs, plain in ((tokens, "chunkwise"), ({n: x[:, 0] for n, x in tokens.items()}, "recur")):
-    why = lambda **change: refusal(**(dict(inputs, S0=S0) | change))
+    why = lambda **change: unsupported_reason(**(dict(inputs, S0=S0) | change))
     wide = lambda name, size: jnp.zeros((*inputs[name].shape[:-1], size), jnp.float32)
     assert why() is None and why(g=None, S0=None) is None
     assert all(x is None for x in (why(k=wide("k", 256)), why(v=wide("v", 512))))

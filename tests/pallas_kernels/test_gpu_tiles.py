@@ -11,10 +11,9 @@ import pytest
 
 from deltanet_jax.chips import CHIPS
 from deltanet_jax.ops import linear_attention
-from deltanet_jax.ops.delta_rule.specs import Spec
-from deltanet_jax.ops.numerics import cast, with_gradients
+from deltanet_jax.ops.testing import Spec, cast, with_gradients
+from pallas_kernels.common.gpu import compiling_for_gpu
 from pallas_kernels.delta_rule.pallas_gpu import tiles
-from pallas_kernels.gpu import compiling_for_gpu
 from pallas_kernels.linear_attention import linear_attention_gpu
 from tests.support.delta_rule import reference, value_and_grads
 from tests.support.tolerances import assert_close

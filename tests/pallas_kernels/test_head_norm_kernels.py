@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import compiling_for, head_norm
-from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 from tests.support.tolerances import assert_close
 
 KERNEL = dict(implementation="pallas_gpu", interpret=True)
@@ -41,8 +41,8 @@ def run(inputs, dtype, **options):
 @pytest.mark.parametrize("L,D,size,gate,dtype", CASES)
 def test_kernel_equals_plain(L, D, size, gate, dtype):
   inputs = draw(L, D, size, gate)
-  want = run(inputs, "float64", squash=gate, implementation="plain")
-  assert_close(run(inputs, dtype, squash=gate, **KERNEL), want, dtype)
+  want = run(inputs, "float64", gate_activation=gate, implementation="plain")
+  assert_close(run(inputs, dtype, gate_activation=gate, **KERNEL), want, dtype)
 
 
 def test_transformations():
@@ -51,7 +51,7 @@ def test_transformations():
   scales = jnp.stack([scale, 2 * scale])
 
   def loss(how, x, scale, gate):
-    return jnp.sin(head_norm(x, scale, 1e-5, gate=gate, squash=jax.nn.silu, **how)).sum()
+    return jnp.sin(head_norm(x, scale, 1e-5, gate=gate, gate_activation=jax.nn.silu, **how)).sum()
 
   def squares(f, *args):
     return sum((y * y).sum() for y in jax.grad(f, argnums=(0, 1, 2))(*args))
@@ -87,6 +87,6 @@ def test_refusals():
     with pytest.raises(ValueError, match=match):
       head_norm(x, scale, 1e-5, **options)
   with pytest.raises(ValueError, match="a gate of x's dtype float32, got bfloat16; use"):
-    gate, squash = x[..., :64].astype("bfloat16"), jax.nn.silu
-    options = dict(gate=gate, squash=squash, implementation="pallas_gpu")
+    gate, gate_activation = x[..., :64].astype("bfloat16"), jax.nn.silu
+    options = dict(gate=gate, gate_activation=gate_activation, implementation="pallas_gpu")
     head_norm(x[..., :64], scale[:64], 1e-5, **options)

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from deltanet_jax.mixers import parts
+from deltanet_jax.mixers import layers
 from deltanet_jax.ops import compiling_for, short_conv, short_convs
-from deltanet_jax.ops.finish import Finish
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.epilogue import Epilogue
+from deltanet_jax.ops.testing import rel_rms
 from deltanet_jax.sharding import AXES
 from tests.support.tolerances import assert_close
 
@@ -22,18 +22,18 @@ WIDTH, LENGTH = 32, 40
 def make(beside, value_size=32, **options):
   """QKV of two heads of 32 keys, and linear maps beside it."""
   rngs = nnx.Rngs(0)
-  finish = Finish("silu", "l2", 32), Finish("silu", size=value_size)
-  qkv = parts.QKV(WIDTH, 64, 2 * value_size, 4, std=0.5, rngs=rngs, finish=finish, **options)
-  linear = lambda n: parts.Linear((WIDTH, n), ("embed", None), std=0.5, rngs=rngs)
+  epilogue = Epilogue("silu", "l2", 32), Epilogue("silu", size=value_size)
+  qkv = layers.QKV(WIDTH, 64, 2 * value_size, 4, std=0.5, rngs=rngs, epilogue=epilogue, **options)
+  linear = lambda n: layers.Linear((WIDTH, n), ("embed", None), std=0.5, rngs=rngs)
   return nnx.split((qkv, [linear(n) for n in beside]))
 
 
-def draw(documents):
+def draw(segments):
   rng = np.random.default_rng(0)
   # As bfloat16 has them, so that all dtypes get the same.
   x = np.asarray(jnp.asarray(rng.standard_normal((2, LENGTH, WIDTH)), jnp.bfloat16), np.float64)
   ids = np.cumsum(rng.random((2, LENGTH)) < 0.1, axis=1).astype(np.int32)
-  return x, jnp.asarray(ids) if documents else None
+  return x, jnp.asarray(ids) if segments else None
 
 
 def run(graph, x, ids):
@@ -54,23 +54,23 @@ def with_gradients(graph, weights, x, ids, dtype):
 
 
 @pytest.mark.parametrize(
-  "beside,value_size,documents,dtype",
+  "beside,value_size,segments,dtype",
   [
     ((16,), 32, True, "bfloat16"),
     ((6, 6), 64, True, "float32"),  # values wider than keys, and columns that are filled up
     ((), 32, False, "float32"),
   ],
 )
-def test_one_product_equals_several(beside, value_size, documents, dtype, monkeypatch):
+def test_one_product_equals_several(beside, value_size, segments, dtype, monkeypatch):
   graph, weights = make(beside, value_size)
   weights = jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), weights)
-  x, ids = draw(documents)
+  x, ids = draw(segments)
   wide = jax.tree.map(lambda w: w.astype(jnp.float64), weights)
   want = with_gradients(graph, wide, x, ids, "float64")
   calls = []
   kernel = functools.partial(short_convs, interpret=True)
-  monkeypatch.setattr(parts, "has_short_convs", lambda *_: True)
-  monkeypatch.setattr(parts, "short_convs", lambda *a, **b: calls.append(1) or kernel(*a, **b))
+  monkeypatch.setattr(layers, "has_short_convs", lambda *_: True)
+  monkeypatch.setattr(layers, "short_convs", lambda *a, **b: calls.append(1) or kernel(*a, **b))
   got = with_gradients(graph, weights, x, ids, dtype)
   assert len(calls) == 1
   assert len(want) == 2 * (3 + len(beside)) + 3 + 1
@@ -82,14 +82,14 @@ def test_second_derivatives():
   x, *kernels = (
     jnp.asarray(rng.standard_normal(shape), "float32") for shape in ((1, 9, 40), (2, 16), (2, 16))
   )
-  finishes = Finish("silu", "l2", 16), Finish("silu", size=16)
+  epilogues = Epilogue("silu", "l2", 16), Epilogue("silu", size=16)
 
   def joint(x, *kernels):
-    return short_convs(x, kernels, finishes, interpret=True)
+    return short_convs(x, kernels, epilogues, interpret=True)
 
   def each(x, a, b):
-    ys = [short_conv(x[..., :16], a, finish=finishes[0])[0]]
-    ys += [short_conv(x[..., 16:32], b, finish=finishes[1])[0]]
+    ys = [short_conv(x[..., :16], a, epilogue=epilogues[0])[0]]
+    ys += [short_conv(x[..., 16:32], b, epilogue=epilogues[1])[0]]
     return [*ys, x[..., 32:]]
 
   def squares(f, *args):
@@ -124,4 +124,4 @@ def test_where_it_is_one_product():
 def test_refusals():
   x, kernel = jnp.zeros((1, 8, 96), "float32"), jnp.zeros((4, 96))
   with pytest.raises(ValueError, match="got 96 in heads of 96; use short_conv"):
-    short_convs(x, [kernel], [Finish(size=96)])
+    short_convs(x, [kernel], [Epilogue(size=96)])

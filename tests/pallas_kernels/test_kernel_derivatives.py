@@ -10,8 +10,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule.specs import Spec
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import Spec, rel_rms
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu
 from tests.support.delta_rule import jax_inputs
 

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import linear_attention, linear_attention_step
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import cast, random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.testing import (
+  Spec,
+  cast,
+  random_cotangents,
+  random_inputs,
+  rel_rms,
+  with_gradients,
+)
 from pallas_kernels.linear_attention import linear_attention_gpu, linear_attention_tpu
 from tests.support.tolerances import assert_close
 

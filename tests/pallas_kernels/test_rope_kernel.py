@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import rope
-from deltanet_jax.ops.numerics import rel_rms
+from deltanet_jax.ops.testing import rel_rms
 
 KERNEL = dict(implementation="pallas_tpu", interpret=True)
 

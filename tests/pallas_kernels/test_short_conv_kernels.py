@@ -8,30 +8,30 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import compiling_for, short_conv
-from deltanet_jax.ops.finish import Finish
-from deltanet_jax.ops.numerics import random_cotangents, rel_rms, with_gradients
+from deltanet_jax.ops.epilogue import Epilogue
+from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 from tests.support.tolerances import assert_close
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
-# Finish, length, channels, taps, documents, bias, dtype.
+# Epilogue, length, channels, taps, segments, bias, dtype.
 CASES = [
-  (Finish("silu", "l2", 128), 300, 256, 4, True, False, "float32"),
-  (Finish("silu", "l2", 32), 40, 128, 4, False, True, "bfloat16"),
-  (Finish("elu", "l1", 64), 1, 128, 2, True, True, "float32"),
-  (Finish("silu", size=128), 257, 128, 4, True, False, "bfloat16"),
-  (Finish("relu", size=256), 16, 256, 3, False, True, "float32"),
+  (Epilogue("silu", "l2", 128), 300, 256, 4, True, False, "float32"),
+  (Epilogue("silu", "l2", 32), 40, 128, 4, False, True, "bfloat16"),
+  (Epilogue("elu", "l1", 64), 1, 128, 2, True, True, "float32"),
+  (Epilogue("silu", size=128), 257, 128, 4, True, False, "bfloat16"),
+  (Epilogue("relu", size=256), 16, 256, 3, False, True, "float32"),
 ]
 
 
-def draw(L, D, W, documents, bias, B=2):
+def draw(L, D, W, segments, bias, B=2):
   rng = np.random.default_rng(0)
   inputs = dict(x=rng.standard_normal((B, L, D)), kernel=rng.standard_normal((W, D)))
   if bias:
     inputs["bias"] = rng.standard_normal(D)
-  if documents:
+  if segments:
     starts = rng.random((B, L)) < 0.1
     starts[:, L // 2 : L // 2 + 2] = True
-    # An id that comes back is another document.
+    # An id that comes back is another segment.
     inputs["segment_ids"] = (np.cumsum(starts, axis=1) % 3).astype(np.int32)
   # As bfloat16 has them, so that all dtypes get the same.
   narrow = lambda y: np.asarray(jnp.asarray(y, jnp.bfloat16), np.float64)
@@ -48,11 +48,11 @@ def run(inputs, dtype, **options):
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("finish,L,D,W,documents,bias,dtype", CASES)
-def test_kernel_equals_plain(finish, L, D, W, documents, bias, dtype, implementation):
-  inputs = draw(L, D, W, documents, bias)
-  want = run(inputs, "float64", finish=finish, implementation="plain")
-  got = run(inputs, dtype, finish=finish, implementation=implementation, interpret=True)
+@pytest.mark.parametrize("epilogue,L,D,W,segments,bias,dtype", CASES)
+def test_kernel_equals_plain(epilogue, L, D, W, segments, bias, dtype, implementation):
+  inputs = draw(L, D, W, segments, bias)
+  want = run(inputs, "float64", epilogue=epilogue, implementation="plain")
+  got = run(inputs, dtype, epilogue=epilogue, implementation=implementation, interpret=True)
   assert_close(got, want, dtype)
 
 
@@ -63,7 +63,7 @@ def test_transformations(implementation):
   ids = jnp.asarray(inputs.pop("segment_ids"))
   x, kernel = (jnp.asarray(y, "float32") for y in inputs.values())
   taps = jnp.stack([kernel, 2 * kernel, kernel[::-1]])
-  options = dict(segment_ids=ids, finish=Finish("silu", "l2", 64))
+  options = dict(segment_ids=ids, epilogue=Epilogue("silu", "l2", 64))
 
   def loss(implementation, interpret, x, kernel):
     how = dict(implementation=implementation, interpret=interpret)
@@ -93,10 +93,10 @@ def test_platform_takes_its_kernel(platform, call):
     with compiling_for({"tpu": "tpu", "cuda": "gpu"}[platform]):
       return run.trace(x, kernel, state=state).lower(lowering_platforms=(platform,)).as_text()
 
-  assert call in lowered(x, None, finish=Finish("silu", "l2", 128))
+  assert call in lowered(x, None, epilogue=Epilogue("silu", "l2", 128))
   # With tokens before the first, and of sizes that are no tiles, operations of XLA.
   assert call not in lowered(x, jnp.zeros((1, 3, 256), "bfloat16"))
-  assert call not in lowered(x, None, finish=Finish(size=96))
+  assert call not in lowered(x, None, epilogue=Epilogue(size=96))
 
 
 def test_refusals():
@@ -106,7 +106,7 @@ def test_refusals():
     ("pallas_gpu", "heads of a power of two up to 512 channels, got 96 in heads of 96; use"),
   ):
     with pytest.raises(ValueError, match=match):
-      short_conv(x.astype("float32"), kernel, finish=Finish(size=96), implementation=name)
+      short_conv(x.astype("float32"), kernel, epilogue=Epilogue(size=96), implementation=name)
   with pytest.raises(ValueError, match="interpret=True is for Pallas kernels"):
     short_conv(x, kernel, interpret=True)
   with pytest.raises(ValueError, match=r"state must be None; use implementation=\"plain\""):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.ops import delta_rule
-from deltanet_jax.ops.delta_rule.specs import Spec, random_inputs
-from deltanet_jax.ops.numerics import cast, random_cotangents, with_gradients
+from deltanet_jax.ops.testing import Spec, cast, random_cotangents, random_inputs, with_gradients
 
 
 def jax_inputs(spec: Spec, *args, **kwargs) -> dict[str, jax.Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from deltanet_jax.config import MeshConfig
 from deltanet_jax.models import preset
-from deltanet_jax.train import feed
+from deltanet_jax.train import device_batches
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
@@ -65,7 +65,9 @@ class Machine:
     for _ in range(updates):
       cfg, shapes = self.trainer.cfg, self.trainer.batch_shapes()
       rate = learning_rate(cfg, state["step"].item())
-      state, metrics = self._update(state, feed.place(batch(cfg.data.scored), shapes), rate)
+      state, metrics = self._update(
+        state, device_batches.to_devices(batch(cfg.data.scored), shapes), rate
+      )
       rows.append({name: x.item() for name, x in metrics.items()})
     return state, rows
 

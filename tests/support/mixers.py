@@ -72,6 +72,6 @@ def draw_mixer(cfg, dtype: str = "float64"):
   """The mixer with weights large enough to matter, and an input."""
   rng = np.random.default_rng(0)
   mixer = jax.eval_shape(lambda: build_mixer(cfg, D, rngs=nnx.Rngs(params=0)))
-  # Drawn by NumPy: initialisers take seconds to compile.
+  # SyntheticTask by NumPy: initialisers take seconds to compile.
   draw = lambda x: jnp.asarray((x.ndim == 1) + 0.3 * rng.standard_normal(x.shape), dtype)
   return jax.tree.map(draw, mixer), jnp.asarray(rng.standard_normal((B, L, D)), dtype)

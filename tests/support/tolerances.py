@@ -1,6 +1,6 @@
 """Holding errors to the tolerances of their dtype."""
 
-from deltanet_jax.ops.numerics import REL_RMS, rel_rms
+from deltanet_jax.ops.testing import REL_RMS, rel_rms
 
 
 def assert_close(got: dict, want: dict, dtype: str):

@@ -9,7 +9,7 @@ import sys
 
 import orbax.checkpoint as ocp
 
-from deltanet_jax.train.stopping import Stop
+from deltanet_jax.train.preemption import Stop
 
 
 def fail(*_, **__):

@@ -14,10 +14,10 @@ from deltanet_jax.data import CorpusTask
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
 from deltanet_jax.train import train
-from deltanet_jax.train.stopping import Stop
+from deltanet_jax.train.preemption import Stop
 
 ROOT = pathlib.Path(__file__).parents[2]
-silent = functools.partial(train, say=lambda _: None)
+silent = functools.partial(train, report=lambda _: None)
 
 
 def tiny(**changes) -> TrainConfig:

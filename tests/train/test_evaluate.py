@@ -100,7 +100,7 @@ def test_texts_of_other_tokens_are_refused(run, corpus, tmp_path):
 def test_the_command(run, tmp_path):
   words = ["-m", "experiments.evaluate", f"--workdir={run}", f"--out={tmp_path}/out"]
   output = finish(launch(words))
-  (row,) = map(json.loads, (tmp_path / "out/rows.jsonl").read_text().splitlines())
+  (row,) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
   own = last(run)
   assert {name: row["figures"][name] for name in own} == own
   assert f"bits_per_byte {own['bits_per_byte']:.4f}" in output and "evaluating: 100%" in output
@@ -142,7 +142,7 @@ def test_a_tokenizer_of_ones_own_through_every_command(kind, tmp_path):
   public = f"{tmp_path}/public"
   command("export", f"--workdir={run}", f"--output={public}", "--format=safetensors")
   assert command("generate", f"--checkpoint={public}", "--text=7 words").startswith("7 words")
-  rows = [json.loads(row) for row in (tmp_path / "out/rows.jsonl").read_text().splitlines()]
+  rows = [json.loads(row) for row in (tmp_path / "out/records.jsonl").read_text().splitlines()]
   by_split = {row["key"]["split"]: row["figures"] for row in rows if row["key"]["model"] == "run"}
   own = last(run)
   assert {name: by_split["validation"][name] for name in own} == own

@@ -9,7 +9,7 @@ import pytest
 from deltanet_jax.data import CorpusTask
 from deltanet_jax.train import PreemptionError, load_trained, save_weights, workdir
 from deltanet_jax.train.optim import learning_rate
-from deltanet_jax.train.stopping import Stop
+from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.weights import weights_of
 from tests.support.training import numbers, tiny, train_on
 
@@ -33,7 +33,7 @@ def test_the_run_goes_on(corpus, tmp_path, monkeypatch):
     train_on(corpus, longer(), run)
   with monkeypatch.context() as patch, pytest.raises(PreemptionError):
     patch.setattr(Stop, "asked", lambda _, step: step == 15)
-    options = dict(extend=True, origin=dict(commit="abc"), say=said.append)
+    options = dict(extend=True, origin=dict(commit="abc"), report=said.append)
     train_on(corpus, longer(), run, **options)
   assert said == [
     "going on from step 12 of 20",

@@ -10,7 +10,7 @@ import pytest
 
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
-from experiments.lib.exits import PREEMPTED
+from experiments.lib.exit_codes import PREEMPTED
 from tests.support.training import finish, free_address, launch, numbers, tiny, train_words
 
 STEPS = 400

@@ -83,7 +83,7 @@ def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
       train_on(corpus, tiny(), workdir)
   damage(workdir, 8, how)
   said = []
-  train_on(corpus, tiny(), workdir, say=said.append)
+  train_on(corpus, tiny(), workdir, report=said.append)
   assert "checkpoint 8 is damaged" in said[0] and "going on from step 4" in said[1]
   assert (workdir / "damaged/8").exists()
   assert_same(workdir, whole)
@@ -106,7 +106,7 @@ def test_every_checkpoint_damaged(whole, corpus, tmp_path):
   assert (workdir / "tensorboard.1").exists()
   # From here it is a run like any other, also if the flag stays in the command.
   said = []
-  train_on(corpus, tiny(), workdir, from_scratch=True, say=said.append)
+  train_on(corpus, tiny(), workdir, from_scratch=True, report=said.append)
   assert said == ["going on from step 12 of 12"]
 
 

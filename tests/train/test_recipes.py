@@ -13,7 +13,7 @@ from deltanet_jax.data import StateTracking
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
 from deltanet_jax.models.stack import Stack
-from deltanet_jax.train import PreemptionError, feed, loop
+from deltanet_jax.train import PreemptionError, device_batches, loop
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
 from deltanet_jax.train.weights import weights_of
@@ -42,7 +42,7 @@ def gradients(cfg, steps=(0,)):
     one = lambda step: trainer._gradient(weights, batch | more(step))
     return lax.map(one, steps), trainer.score(weights, batch)
 
-  batch = feed.place(rows(), trainer.batch_shapes(), cfg.data.scored)
+  batch = device_batches.to_devices(rows(), trainer.batch_shapes(), cfg.data.scored)
   return jax.device_get(run(batch, jnp.asarray(steps)))
 
 
@@ -107,7 +107,7 @@ def test_decay_of_all_weights_without_clipping():
   opt = cfg.optimizer
   opt.weight_decay, opt.decay_all, opt.clip = 0.1, True, None
   trainer = make_trainer(cfg)
-  weights = {name: np.full(x.shape, 2.0) for name, x in trainer.skeleton.shapes.items()}
+  weights = {name: np.full(x.shape, 2.0) for name, x in trainer.abstract_model.shapes.items()}
   grads = {name: np.full(x.shape, 50.0) for name, x in weights.items()}
   directions, _ = trainer.optimizer.update(grads, trainer.optimizer.init(weights), weights)
   for name, d in directions.items():

@@ -17,7 +17,7 @@ import pytest
 from deltanet_jax.train import load_trained, saved_steps
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
-from experiments.lib.exits import PREEMPTED
+from experiments.lib.exit_codes import PREEMPTED
 from tests.support.training import damage, finish, launch, numbers, tiny, train_words
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
@@ -38,7 +38,7 @@ class Readers:
       time.sleep(0.1)
       if saved_steps(workdir):
         try:
-          self.steps.append(load_trained(workdir, say=lambda _: None).step)
+          self.steps.append(load_trained(workdir, report=lambda _: None).step)
         except Exception as e:
           self.errors.append(e)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from deltanet_jax.data import HeldOut, StateTracking
+from deltanet_jax.data import StateTracking, ValidationSource
 from deltanet_jax.eval import AccuracyByLength
 from experiments.configs import state_tracking
 from tests.support.training import silent
 
 
-class WrongBeforeTheLast(HeldOut):
+class WrongBeforeTheLast(ValidationSource):
   """Parity with every target but the last of a row turned round."""
 
   def __init__(self, length):

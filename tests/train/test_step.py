@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.train import feed
+from deltanet_jax.train import device_batches
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
@@ -27,7 +27,7 @@ def update_once(cfg, state=None):
   trainer = make_trainer(cfg)
   state = trainer.lower_init().compile()(np.uint32(cfg.seed)) if state is None else state
   before = jax.device_get(state)
-  batch = feed.place(rows(), trainer.batch_shapes())
+  batch = device_batches.to_devices(rows(), trainer.batch_shapes())
   update = trainer.lower_update().compile()
   after, metrics = update(state, batch, learning_rate(cfg, before["step"].item()))
   return trainer, before, jax.device_get(after), {name: x.item() for name, x in metrics.items()}
@@ -43,7 +43,7 @@ def test_loss_gradient_and_adamw(plain):
   batch = {name: jnp.asarray(x) for name, x in rows().items()}
 
   def loss(weights):
-    logits = trainer.skeleton.model(weights)(batch["tokens"], batch["segment_ids"])
+    logits = trainer.abstract_model.model(weights)(batch["tokens"], batch["segment_ids"])
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], -1)
     return -jnp.where(batch["mask"], chosen[..., 0], 0).sum() / batch["mask"].sum()
 
@@ -53,7 +53,7 @@ def test_loss_gradient_and_adamw(plain):
   np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
   opt, rate = trainer.cfg.optimizer, learning_rate(trainer.cfg, 0)
   np.testing.assert_allclose(metrics["learning_rate"], rate)
-  decays = trainer.skeleton.decays
+  decays = trainer.abstract_model.decays
   for name, w in before["weights"].items():
     g = np.asarray(grads[name], np.float64) * min(1, opt.clip / norm)
     # In Adam's first step the means are the gradient and its square.

@@ -2,7 +2,7 @@
 
 from deltanet_jax.models import preset
 from deltanet_jax.sharding import RULES
-from deltanet_jax.train.weights import skeleton
+from deltanet_jax.train.weights import abstract_model
 
 
 def test_every_weight_names_its_axes():
@@ -15,7 +15,7 @@ def test_every_weight_names_its_axes():
     "s4d-tiny",
     "hyena-tiny",
   ):
-    model = skeleton(preset(name))
+    model = abstract_model(preset(name))
     assert model.axes.keys() == model.shapes.keys() == model.decays.keys()
     for weight, names in model.axes.items():
       assert len(names) == len(model.shapes[weight].shape) and set(names) <= known, weight
@@ -25,7 +25,7 @@ def test_every_weight_names_its_axes():
 def test_norms_biases_and_decay_rates_do_not_decay():
   decays = {}
   for name in ("deltanet-tiny", "gated-deltanet-tiny", "mamba-tiny", "gla-tiny"):
-    decays |= skeleton(preset(name)).decays
+    decays |= abstract_model(preset(name)).decays
   last = lambda wanted: {name.rsplit(".", 1)[-1] for name, yes in decays.items() if yes == wanted}
   assert last(False) == {"scale", "bias", "A_log", "dt_bias", "D"}
   assert last(True) == {"kernel", "embedding", "dt_kernel"}
@@ -34,7 +34,7 @@ def test_norms_biases_and_decay_rates_do_not_decay():
 def test_state_spaces_and_filters_do_not_decay():
   fixed = lambda name: {
     weight.split(".mixer.")[1]
-    for weight, yes in skeleton(preset(name)).decays.items()
+    for weight, yes in abstract_model(preset(name)).decays.items()
     if ".mixer." in weight and not yes
   }
   assert fixed("s4d-tiny") == {"log_dt", "A_log", "A_imag", "D", "out.bias"}

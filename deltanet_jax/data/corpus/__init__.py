@@ -1,6 +1,6 @@
 """Text to tokens on disk, and packed rows of them."""
 
-from deltanet_jax.data.corpus.planted import Planted
+from deltanet_jax.data.corpus.planted_recall import PlantedRecallText
 from deltanet_jax.data.corpus.shards import Corpus, Split, open_corpus
 from deltanet_jax.data.corpus.task import CorpusTask, SplitText
 from deltanet_jax.data.corpus.text import shipped_corpus
@@ -17,7 +17,7 @@ __all__ = [
   "TOKENIZERS",
   "Corpus",
   "CorpusTask",
-  "Planted",
+  "PlantedRecallText",
   "Split",
   "SplitText",
   "Tokenizer",

@@ -4,9 +4,7 @@ Interrupted, it goes on where it was: `.partial` in the output keeps the buckets
 list of finished shards, and the manifest is written last.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -19,9 +17,9 @@ from tqdm import tqdm
 
 from deltanet_jax import files
 from deltanet_jax.data.corpus import manifest as manifests
-from deltanet_jax.data.corpus.buckets import Dealt, deal, is_whole
 from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
 from deltanet_jax.data.corpus.shards import check_files
+from deltanet_jax.data.corpus.shuffle import Dealt, deal, is_whole
 from deltanet_jax.data.corpus.split import Document, Part, hold_out, whole
 from deltanet_jax.data.corpus.text import Source, find_sources
 from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
@@ -59,25 +57,12 @@ def _check_output(output: pathlib.Path):
       )
 
 
-@contextlib.contextmanager
-def _locked(partial: pathlib.Path):
-  partial.mkdir(parents=True, exist_ok=True)
-  with open(partial / "lock", "w") as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise ValueError(
-        f"Another process is preparing {partial.parent}: wait until it ends."
-      ) from None
-    yield
-
-
-def _find(path: str | pathlib.Path, say: Callable[[str], None]) -> list[Source]:
+def _find(path: str | pathlib.Path, report: Callable[[str], None]) -> list[Source]:
   """The input files of a folder; tells what else lies there."""
   sources, skipped = find_sources(path)
   if skipped:
     more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-    say(
+    report(
       f"{path}: {len(sources)} files are read, {len(skipped)} are left out:"
       f" {', '.join(skipped[:5])}{more} (read are .txt, .md, .json, .jsonl and text without suffix)"
     )
@@ -217,7 +202,7 @@ def prepare(
   seed: int = 0,
   shard_tokens: int = 1 << 28,
   text_field: str = "text",
-  say: Callable[[str], None] = print,
+  report: Callable[[str], None] = print,
 ) -> Manifest:
   """Writes the corpus of a file or folder; again with the same settings, checks what is there.
 
@@ -226,13 +211,15 @@ def prepare(
     eos: whether documents end with a token that a model learns to stop at.
     shard_tokens: a shard ends with the document that reaches so many.
     text_field: of JSON.
-    say: takes one line for people, about files that are left out.
+    report: called with one line of text, about files that are left out.
   """
   own = not isinstance(validation, int | float)
   share = 0.0 if own else float(validation)
   _check_settings(tokenizer, share, eos, shard_tokens)
   output = pathlib.Path(output)
-  inputs = dict(train=_find(source, say)) | (dict(validation=_find(validation, say)) if own else {})
+  inputs = dict(train=_find(source, report)) | (
+    dict(validation=_find(validation, report)) if own else {}
+  )
   recipe = Recipe(
     tokenizer=tokenizer.name,
     tokenizer_hash=tokenizer.hash,
@@ -265,7 +252,8 @@ def _prepare(inputs, recipe: Recipe, output: pathlib.Path, tokenizer: Tokenizer)
     check_files(output, manifest, checksums=True)
   else:
     _check_output(output)
-    with _locked(partial):
+    partial.mkdir(parents=True, exist_ok=True)
+    with files.locked(partial / "lock", name=output):
       dealt = _deal_once(inputs, recipe, partial)
       splits = _write_shards(recipe, tokenizer, _parts(dealt, recipe, partial), partial)
       dropped = sum(one.dropped for one in dealt.values())

@@ -9,7 +9,7 @@ import itertools
 import pathlib
 from collections.abc import Iterator
 
-from deltanet_jax.data.corpus.buckets import Dealt, shuffled
+from deltanet_jax.data.corpus.shuffle import Dealt, shuffled
 
 _TOLERANCE = 0.1  # by how much of itself the share may be missed before a document is cut
 _BORDERS = (b"\n\n", b"\n", b" ")  # where one may be cut, the best first

@@ -1,12 +1,12 @@
 """Language modelling of a prepared corpus as a task."""
 
-from deltanet_jax.data.corpus.rows import ShuffledRows, count_batches, evaluation_batches
+from deltanet_jax.data.corpus.sequences import ShuffledSequences, count_batches, evaluation_batches
 from deltanet_jax.data.corpus.shards import Corpus, Split
 from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, keep_tokenizer, vocabulary_mismatch
-from deltanet_jax.data.task import HeldOut, Task
+from deltanet_jax.data.task import Task, ValidationSource
 
 
-class SplitText(HeldOut):
+class SplitText(ValidationSource):
   """All of a split in order, packed as in training; no batches where it has no text."""
 
   def __init__(self, split: Split, *, length: int, batch: int):
@@ -30,7 +30,7 @@ class CorpusTask(Task):
   def __init__(self, corpus: Corpus, *, length: int, batch: int, seed: int = 0):
     self.corpus, self.shape = corpus, (batch, length)
     self.vocab = corpus.manifest.recipe.vocab
-    self._rows = ShuffledRows(corpus.train, length=length, batch=batch, seed=seed)
+    self._rows = ShuffledSequences(corpus.train, length=length, batch=batch, seed=seed)
     self._held_out = SplitText(corpus.validation, length=length, batch=batch)
     self.validation_bytes = self._held_out.validation_bytes
 

@@ -1,9 +1,9 @@
 """Tasks that are drawn, not read: what they ask of a model is known exactly."""
 
 from deltanet_jax.data.synthetic import mad
-from deltanet_jax.data.synthetic.drawn import Drawn
+from deltanet_jax.data.synthetic.base import SyntheticTask
 from deltanet_jax.data.synthetic.mqar import MQAR
 from deltanet_jax.data.synthetic.regbench import RegBench
 from deltanet_jax.data.synthetic.state_tracking import GROUPS, StateTracking
 
-__all__ = ["GROUPS", "MQAR", "Drawn", "RegBench", "StateTracking", "mad"]
+__all__ = ["GROUPS", "MQAR", "RegBench", "StateTracking", "SyntheticTask", "mad"]

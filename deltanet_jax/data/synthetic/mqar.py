@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from deltanet_jax.data.synthetic.drawn import Drawn, as_batch, distinct
+from deltanet_jax.data.synthetic.base import SyntheticTask, as_batch, distinct
 
 
-class MQAR(Drawn):
+class MQAR(SyntheticTask):
   """k1 v1 k2 v2 .. and then the keys among zeros, each to be answered with its value.
 
   Keys and values of a row are drawn without repetition, keys from 1 to V/2 - 1, values above. After

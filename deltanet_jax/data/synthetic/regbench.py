@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from deltanet_jax.data.synthetic.drawn import Drawn, as_batch
+from deltanet_jax.data.synthetic.base import SyntheticTask, as_batch
 
 PAD = 0  # letters are 1 to `alphabet`, the separator of strings comes after them
 Range = tuple[int, int]  # from the first to the second, both included
 
 
-class RegBench(Drawn):
+class RegBench(SyntheticTask):
   """Strings of a random automaton, one automaton to a row, with a separator between them.
 
   From each state lead a few edges to different other states, each with another letter; a string

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from deltanet_jax.data.task import Task, rows_per_host
+from deltanet_jax.data.task import Task, sequences_per_host
 
 # Name -> of how many things its tokens are permutations. Those of two compose as bits under XOR.
 GROUPS = {"parity": 2, "s3": 3}
@@ -59,7 +59,7 @@ class StateTracking(Task):
     return (self._draw(_HELD_OUT, number, host, hosts) for number in numbers)
 
   def _draw(self, stream, number, host, hosts):
-    rows = rows_per_host(self.shape[0], host, hosts)
+    rows = sequences_per_host(self.shape[0], host, hosts)
     random = np.random.default_rng((self._seed, stream, number))
     tokens = random.integers(0, self.vocab, self.shape, np.int32)
     tokens = tokens[host * rows : (host + 1) * rows]

@@ -5,7 +5,7 @@
 
 from deltanet_jax.eval.harness.model import HarnessLM
 from deltanet_jax.eval.harness.run import Result, run
-from deltanet_jax.eval.harness.scoring import Score, Scorer
+from deltanet_jax.eval.harness.scoring import ContinuationScorer, Score
 from deltanet_jax.eval.harness.tasks import TASKS, resolve
 
-__all__ = ["TASKS", "HarnessLM", "Result", "Score", "Scorer", "resolve", "run"]
+__all__ = ["TASKS", "ContinuationScorer", "HarnessLM", "Result", "Score", "resolve", "run"]

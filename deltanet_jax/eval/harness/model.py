@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from deltanet_jax.data import Tokenizer
 from deltanet_jax.eval.harness import package
-from deltanet_jax.eval.harness.scoring import Scorer, bucket
+from deltanet_jax.eval.harness.scoring import ContinuationScorer, bucket
 from deltanet_jax.generate.loop import decode, left_pad, prefill
 from deltanet_jax.generate.sample import Sampling
 from deltanet_jax.models import LM
@@ -40,7 +40,7 @@ class HarnessLM(_TemplateLM):
     """Args:
     bos: whether contexts that are not empty begin with bos too; the harness's own classes leave it
       out unless they are told.
-    reuse: see `Scorer`.
+    reuse: see `ContinuationScorer`.
     progress: whether to show a bar.
     """
     super().__init__()
@@ -51,7 +51,7 @@ class HarnessLM(_TemplateLM):
       )
     self.model, self.ids = model, tokenizer
     self.batch, self.max_length, self.bos, self._progress = batch, max_length, bos, progress
-    self._scorer = Scorer(model, batch=batch, max_length=max_length, reuse=reuse)
+    self._scorer = ContinuationScorer(model, batch=batch, max_length=max_length, reuse=reuse)
 
   @property
   def eot_token_id(self) -> int:

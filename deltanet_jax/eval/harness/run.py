@@ -18,7 +18,7 @@ class Result:
   """What one task says of a model.
 
   Attributes:
-    figures: by name, as the harness calls them.
+    metrics: by name, as the harness calls them.
     errors: standard errors of those that are means over documents.
     documents: how many were read.
     data: sha256 of them, in their order.
@@ -26,7 +26,7 @@ class Result:
   """
 
   task: str
-  figures: dict[str, float]
+  metrics: dict[str, float]
   errors: dict[str, float]
   documents: int
   data: str
@@ -34,8 +34,8 @@ class Result:
   seconds: float
 
   def paper(self) -> dict[str, float]:
-    """The figures that the paper's tables have."""
-    return {name: self.figures[name] for name in TASKS[self.task].metrics}
+    """The metrics that the paper's tables have."""
+    return {name: self.metrics[name] for name in TASKS[self.task].metrics}
 
 
 def run(
@@ -77,19 +77,19 @@ def _evaluate(model: HarnessLM, name: str, tasks: list, limit: int | None) -> Re
   )
   samples = [sample for task in sorted(found["samples"]) for sample in found["samples"][task]]
   counts = {task: len(of_task) for task, of_task in found["samples"].items()}
-  figures = _mean({task: _figures(found["results"][task]) for task in counts}, counts)
+  metrics = _mean({task: _figures(found["results"][task]) for task in counts}, counts)
   errors = {}
-  for metric in figures:
+  for metric in metrics:
     values = [sample.get(metric) for sample in samples]
     numbers = len(values) > 1 and all(isinstance(x, int | float) for x in values)
     # Only of means: a perplexity is made of pairs, or is no mean.
-    if numbers and abs(statistics.fmean(values) - figures[metric]) < 1e-9:
+    if numbers and abs(statistics.fmean(values) - metrics[metric]) < 1e-9:
       errors[metric] = statistics.stdev(values) / len(values) ** 0.5
   hashed = hashlib.sha256("".join(sample["doc_hash"] for sample in samples).encode())
   versions = {str(found["versions"][task]) for task in counts}
   seconds = time.perf_counter() - start
   version = ", ".join(sorted(versions))
-  return Result(name, figures, errors, len(samples), hashed.hexdigest(), version, seconds)
+  return Result(name, metrics, errors, len(samples), hashed.hexdigest(), version, seconds)
 
 
 def _figures(of_task: dict) -> dict[str, float]:

@@ -25,7 +25,7 @@ def bucket(length: int) -> int:
 @dataclasses.dataclass(frozen=True)
 class Score:
   logprob: float  # of all tokens of the continuation
-  greedy: bool  # whether each of them is the likeliest
+  greedy: bool  # whether each of them is the predict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Group:
     return bucket(len(self.prefix)), bucket(max(len(tail.inputs) for tail in self.tails))
 
 
-class Scorer:
+class ContinuationScorer:
   """Scores continuations with one model on one device.
 
   The last token of a context is read again before every continuation, since it predicts the first
@@ -128,11 +128,11 @@ class Scorer:
     for i, (row, tail) in enumerate(tails):
       rows[i], n = row, len(tail.inputs)
       inputs[i, :n], targets[i, :n] = tail.inputs, tail.targets
-    logprobs, likeliest = map(np.asarray, _follow(self._model, state, rows, inputs, targets))
+    logprobs, predict = map(np.asarray, _follow(self._model, state, rows, inputs, targets))
     scores = {}
     for i, (_, tail) in enumerate(tails):
       n = len(tail.inputs)
-      greedy = bool((likeliest[i, :n] == targets[i, :n]).all())
+      greedy = bool((predict[i, :n] == targets[i, :n]).all())
       scores[tail.number] = Score(math.fsum(logprobs[i, :n].tolist()), greedy)
     return scores
 
@@ -145,7 +145,7 @@ def _read(model, tokens, segment_ids, state):
 
 @jax.jit
 def _follow(model, state, rows, inputs, targets):
-  """Of each target its log p and what is likeliest instead, going on from the states of `rows`.
+  """Of each target its log p and what is predict instead, going on from the states of `rows`.
 
   A row is padded at its end, where it changes nothing before.
   """

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.forms import portable
 from deltanet_jax.ops.attention.masked import masked_attention
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.attention.checks import refusal
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.segments import number_segments
+from pallas_kernels.attention.checks import unsupported_reason
 
 _KERNELS = {"pallas_tpu": "attention_tpu", "pallas_gpu": "attention_gpu"}
 Implementation = Literal["plain", "xla", "cudnn", "pallas_tpu", "pallas_gpu"]
@@ -26,14 +26,14 @@ def causal_attention(
   implementation: Implementation | None = None,
   interpret: bool = False,
 ) -> Float[Array, "B L H d"]:
-  """softmax(q k^T / sqrt(d)) v over the tokens of the same document up to the current one.
+  """softmax(q k^T / sqrt(d)) v over the tokens of the same segment up to the current one.
 
   Args:
     window: how many keys a token sees, its own included; None is all.
     implementation: "plain" products and softmax in the inputs' dtype (float32 at least), "xla" or
       "cudnn" of `jax.nn.dot_product_attention`, "pallas_tpu" or "pallas_gpu", our own kernels. A
       named one runs or raises. None takes, for half precision, pallas_tpu on a TPU, and on a GPU
-      cudnn, or pallas_gpu where rows hold documents or there is no GPU to ask for its cuDNN, with a
+      cudnn, or pallas_gpu where rows hold segments or there is no GPU to ask for its cuDNN, with a
       window or without; and where these do not serve xla for float32 and plain else: xla rounds
       float64 to float32, and its gradient for bfloat16 mixes dtypes, which strict promotion
       forbids.
@@ -48,25 +48,25 @@ def causal_attention(
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
   implementation = implementation or _fastest(q, k, v, segment_ids)
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   if implementation not in _KERNELS:
-    return masked_attention(q, k, v, documents, window, implementation)
+    return masked_attention(q, k, v, segments, window, implementation)
   from pallas_kernels import attention as kernels  # when it is called: it is heavy
 
   kernel = getattr(kernels, _KERNELS[implementation])
-  return kernel(q, k, v, documents, window=window, interpret=interpret)
+  return kernel(q, k, v, segments, window=window, interpret=interpret)
 
 
 def _fastest(q, k, v, segment_ids):
   """The platform's fastest implementation for these inputs."""
   platform = target_platform()
-  if platform == "tpu" and not refusal("pallas_tpu", q, k, v):
+  if platform == "tpu" and not unsupported_reason("pallas_tpu", q, k, v):
     return "pallas_tpu"
   # Not only `target_platform`: JAX asks the installed cuDNN for its version while tracing.
   has_cudnn = platform == "gpu" and jax.default_backend() == "gpu" and _cudnn_serves(q)
   if has_cudnn and segment_ids is None:
     return "cudnn"
-  if platform == "gpu" and not refusal("pallas_gpu", q, k, v):
+  if platform == "gpu" and not unsupported_reason("pallas_gpu", q, k, v):
     return "pallas_gpu"
   return portable(q)
 

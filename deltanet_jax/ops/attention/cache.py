@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.forms import attend, portable
-from deltanet_jax.ops.documents import positions
-from deltanet_jax.ops.dtypes import wide_dtype
-from deltanet_jax.ops.slot import Slot, read, write, write_at
-from pallas_kernels.attention.plain import causal_mask
+from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.layer_state import LayerState, read, write, write_at
+from deltanet_jax.ops.segments import segment_positions
+from pallas_kernels.attention.reference import causal_mask
 
 
 class Cache(NamedTuple):
@@ -19,10 +19,10 @@ class Cache(NamedTuple):
   Heads come before tokens, so that a step reads each head's keys as one matrix where they lie.
   """
 
-  k: Float[Array, "B H M d"] | Slot
-  v: Float[Array, "B H M d"] | Slot
+  k: Float[Array, "B H M d"] | LayerState
+  v: Float[Array, "B H M d"] | LayerState
   index: Int[Array, ""]  # tokens of the row so far
-  position: Int[Array, " B"]  # tokens of the current document so far
+  position: Int[Array, " B"]  # tokens of the current segment so far
 
 
 def init_cache(B: int, M: int, heads: int, head_size: int, dtype) -> Cache:
@@ -47,7 +47,7 @@ def cached_attention(
   if window is not None and window > M:
     raise ValueError(f"window is {window}, but the cache holds only {M} tokens.")
   n = cache.index
-  position = positions(cache.position, L, segment_ids)
+  position = segment_positions(cache.position, L, segment_ids)
   index = n + jnp.arange(L, dtype=jnp.int32)
   slot = jnp.arange(M, dtype=jnp.int32)
   held = n + L - 1 - (n + L - 1 - slot) % M  # token of each slot afterwards
@@ -65,11 +65,9 @@ def cached_attention(
     source = jnp.where(held >= n, M + held - n, slot)
     new_k, new_v = write(cache.k, k_heads[:, :, source]), write(cache.v, v_heads[:, :, source])
   new = Cache(new_k, new_v, n + L, position[:, -1] + 1)
-  # A document's first token is `position` back; slots still empty hold negative indices.
-  document = (index[None, :] - position)[:, :, None]
-  mask = causal_mask(index[:, None], keys[None, :], window)[None] & (
-    keys[None, None, :] >= document
-  )
+  # A segment's first token is `position` back; slots still empty hold negative indices.
+  segment = (index[None, :] - position)[:, :, None]
+  mask = causal_mask(index[:, None], keys[None, :], window)[None] & (keys[None, None, :] >= segment)
   if L == 1:
     return _step(q, read(new_k), read(new_v), mask), new
   k, v = (x.swapaxes(1, 2).astype(q.dtype) for x in (k_heads, v_heads))
@@ -84,7 +82,7 @@ def _step(q, k, v, mask):
   """
   B, _, H, d = q.shape
   of_groups = q.reshape(B, k.shape[1], H // k.shape[1], d).astype(k.dtype)
-  wide = wide_dtype(q.dtype)
+  wide = accum_dtype(q.dtype)
   scores = jnp.einsum("bkgd,bkjd->bkgj", of_groups, k, preferred_element_type=wide) * d**-0.5
   P = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30), axis=-1)
   o = jnp.einsum("bkgj,bkjd->bkgd", P.astype(v.dtype), v)

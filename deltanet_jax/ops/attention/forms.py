@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops.nonfinite import finite, reach, spoiled
-from pallas_kernels.attention.plain import attention, causal_mask
+from deltanet_jax.ops.nonfinite import has_nonfinite, nonfinite_reach, zero_nonfinite
+from pallas_kernels.attention.reference import attention, causal_mask
 
 
 def portable(q):
@@ -14,13 +14,13 @@ def portable(q):
 
 def attend(q, k, v, mask, implementation, window=None):
   """Attention where `mask` [B L M]; None is causal, with a window. k, v may have fewer heads."""
-  bad, own = spoiled(k, v), spoiled(q)
+  bad, own = has_nonfinite(k, v), has_nonfinite(q)
   if mask is None:
-    seen = reach(bad, None, window=window)
+    seen = nonfinite_reach(bad, None, window=window)
   else:
     # As a product: which queries see a key that is not finite.
     seen = jnp.einsum("bij,bjh->bih", mask.astype(jnp.float32), bad.astype(jnp.float32)) > 0
-  o = _attend(finite(q), finite(k), finite(v), mask, implementation, window)
+  o = _attend(zero_nonfinite(q), zero_nonfinite(k), zero_nonfinite(v), mask, implementation, window)
   seen = jnp.repeat(seen, q.shape[2] // k.shape[2], axis=2)
   return jnp.where((seen | own)[..., None], jnp.nan, o)
 

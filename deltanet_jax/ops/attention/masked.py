@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.ops.attention.forms import attend
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.attention.plain import causal_mask
+from deltanet_jax.ops.dispatch import target_platform
+from pallas_kernels.attention.reference import causal_mask
 
 # Queries whose scores exist at a time on a CPU. Their blocks are in groups, each of which sees the
 # keys up to its end: 4 of them, more where that leaves 4 blocks in each, but not many: each is a
@@ -14,17 +14,17 @@ from pallas_kernels.attention.plain import causal_mask
 _BLOCK, _GROUPS, _MOST_GROUPS = 256, 4, 8
 
 
-def masked_attention(q, k, v, documents, window, implementation):
-  """`causal_attention` by an implementation of `attend`; documents are numbered, or None."""
+def masked_attention(q, k, v, segments, window, implementation):
+  """`causal_attention` by an implementation of `attend`; segments are numbered, or None."""
   B, L, H, d = q.shape
   if window is None or 2 * window >= L or implementation == "cudnn":
     if L > 2 * _BLOCK and target_platform() == "cpu":
-      return _by_blocks(q, k, v, documents, window, implementation)
+      return _by_blocks(q, k, v, segments, window, implementation)
     mask = None
-    if documents is not None:
+    if segments is not None:
       index = jnp.arange(L, dtype=jnp.int32)
       mask = causal_mask(index[:, None], index[None, :], window)[None]
-      mask = mask & (documents[:, :, None] == documents[:, None, :])
+      mask = mask & (segments[:, :, None] == segments[:, None, :])
     return attend(q, k, v, mask, implementation, window)
 
   # Blocks of `window` tokens see themselves and the block before: L * 2 window scores, not L * L.
@@ -32,12 +32,12 @@ def masked_attention(q, k, v, documents, window, implementation):
   pad = n * window - L
   q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
   index = jnp.arange(n * window, dtype=jnp.int32)[None, :]
-  documents = (
+  segments = (
     jnp.zeros_like(index)
-    if documents is None
-    else jnp.pad(documents, ((0, 0), (0, pad)), mode="edge")
+    if segments is None
+    else jnp.pad(segments, ((0, 0), (0, pad)), mode="edge")
   )
-  documents, index = jnp.broadcast_arrays(documents, jnp.broadcast_to(index, (B, n * window)))
+  segments, index = jnp.broadcast_arrays(segments, jnp.broadcast_to(index, (B, n * window)))
 
   def blocks(x, before):
     x = x.reshape(B, n, window, *x.shape[2:])
@@ -46,9 +46,9 @@ def masked_attention(q, k, v, documents, window, implementation):
       x = jnp.concatenate([jnp.concatenate([first, x[:, :-1]], axis=1), x], axis=2)
     return x.reshape(B * n, *x.shape[2:])
 
-  queries = (blocks(q, None), blocks(index, None), blocks(documents, None))
+  queries = (blocks(q, None), blocks(index, None), blocks(segments, None))
   # The block before the first has index -window, out of every window.
-  keys = (blocks(k, 0), blocks(v, 0), blocks(index, -window), blocks(documents, -1))
+  keys = (blocks(k, 0), blocks(v, 0), blocks(index, -window), blocks(segments, -1))
 
   def windowed(queries, keys):
     (q, i, own), (k, v, j, of_keys) = queries, keys
@@ -77,7 +77,7 @@ def _in_parts(windowed, queries, keys, window):
   return jnp.concatenate(outputs, axis=1)
 
 
-def _by_blocks(q, k, v, documents, window, implementation):
+def _by_blocks(q, k, v, segments, window, implementation):
   """Scores of one block of queries at a time, computed again in the backward.
 
   They stay in the cache, and of those that the mask would drop only some are computed.
@@ -88,7 +88,7 @@ def _by_blocks(q, k, v, documents, window, implementation):
   fold = lambda x: jnp.moveaxis(x.reshape(B, count, _BLOCK, *x.shape[2:]), 1, 0)
   queries = fold(jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0))))
   index = jnp.arange(count * _BLOCK, dtype=jnp.int32).reshape(count, _BLOCK)
-  own = None if documents is None else fold(jnp.pad(documents, ((0, 0), (0, pad)), mode="edge"))
+  own = None if segments is None else fold(jnp.pad(segments, ((0, 0), (0, pad)), mode="edge"))
   groups = min(max(count // 4, _GROUPS), _MOST_GROUPS)
   outputs, size = [], -(-count // groups)
   for first in range(0, count, size):
@@ -100,7 +100,7 @@ def _by_blocks(q, k, v, documents, window, implementation):
       q, index, own = x
       mask = causal_mask(index[:, None], jnp.arange(end, dtype=jnp.int32)[None, :], window)[None]
       if own is not None:
-        mask = mask & (own[:, :, None] == documents[:, None, :end])
+        mask = mask & (own[:, :, None] == segments[:, None, :end])
       return attend(q, k, v, jnp.broadcast_to(mask, (B, *mask.shape[1:])), implementation)
 
     part = jax.tree.map(lambda x: x[first:last], (queries, index, own))

@@ -15,10 +15,10 @@ from deltanet_jax.ops.checks import (
 )
 from deltanet_jax.ops.delta_rule import parallel
 from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, fastest
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.dtypes import products_for, state_dtype
-from deltanet_jax.ops.slot import Slot
-from pallas_kernels.autodiff import reverse_only
+from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.layer_state import LayerState
+from deltanet_jax.ops.segments import number_segments
+from pallas_kernels.common.autodiff import reverse_only
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 
 # Forms without a backward by hand.
@@ -50,8 +50,8 @@ def delta_rule(
     v: Hv is a multiple of H; value head j goes with key head j // (Hv / H).
     g: log decay (<= 0) per head, or per head and key channel.
     S0: state before the first token, zeros if None.
-    segment_ids: documents packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts from zero wherever the id
+      changes; S0 belongs to the first segment of a row, the returned S to the last.
     chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
       to 128 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
     implementation: "recurrent" (a scan over tokens), "chunkwise" (a scan over
@@ -103,17 +103,17 @@ def delta_rule_step(
   k_t: Float[Array, "B H dk"],
   v_t: Float[Array, "B Hv dv"],
   beta_t: Float[Array, "B Hv"],
-  S: Float[Array, "B Hv dk dv"] | Slot,
+  S: Float[Array, "B Hv dk dv"] | LayerState,
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
   implementation: Implementation | None = None,
   interpret: bool = False,
-) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | Slot]:
+) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | LayerState]:
   """One decoding token: `delta_rule` for L = 1 that continues from S.
 
   Args:
-    S: the state, or the `Slot` of a stack of states; returned as it was given.
+    S: the state, or the `LayerState` of a stack of states; returned as it was given.
     implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
       kernel's, for decoding only, reads and writes the state once.
   """
@@ -144,8 +144,8 @@ def delta_rule_attention(
   check_floating(q=q, k=k, beta=beta, g=g)
   check_segment_ids(segment_ids, (B, L))
   dtype = state_dtype(q, k, beta, g)
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   g = None if g is None else g.astype(dtype)
-  with products_for(k.dtype):
-    return parallel.attention(q, k, beta.astype(dtype), g, documents)
+  with matmul_precision_for(k.dtype):
+    return parallel.attention(q, k, beta.astype(dtype), g, segments)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.ops import chunk_decay as decays
+from deltanet_jax.ops import decay as decays
 
 
 class Inverse(NamedTuple):
@@ -34,8 +34,8 @@ class Inverse(NamedTuple):
 
 
 def chunk_decay(x):
-  """Decay factors of the chunk, None without gate and documents."""
-  return decays.chunk_decay(x.g, x.documents, x.carried_document, x.v.dtype)
+  """Decay factors of the chunk, None without gate and segments."""
+  return decays.chunk_decay(x.g, x.segments, x.carried_document, x.v.dtype)
 
 
 def _causal(C, dtype):

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.ops.delta_rule import chunk as one_chunk
-from deltanet_jax.ops.delta_rule.blocks import Inputs, Places, sizes_for
+from deltanet_jax.ops.delta_rule.blocking import BlockIndexer, Inputs, sizes_for
 from deltanet_jax.ops.delta_rule.chunk import Inverse
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
-from deltanet_jax.ops.dtypes import products_for
-from deltanet_jax.ops.members import members_as_rows
-from deltanet_jax.ops.nonfinite import finite, reach, spoiled
-from deltanet_jax.ops.platform import target_platform
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dtypes import matmul_precision_for
+from deltanet_jax.ops.nonfinite import has_nonfinite, nonfinite_reach, zero_nonfinite
 from deltanet_jax.ops.triangular import unit_lower_inverse
+from deltanet_jax.ops.vmap_as_batch import vmap_as_batch
 
 # With 1 - beta |k|^2 near -1 a repeated key reflects the state for ever, and the rounding of K K^T,
 # the same in every chunk, adds up: 1e-4 after 4096 tokens. From here on it is corrected for, in
@@ -28,15 +28,15 @@ _REFLECTING = 1.98
 
 # Bytes of all states up to which the token scan, whose states then stay in the cache, is faster
 # than chunks where no gradient is taken, for head sizes up to 64 and below 128. From 128 on, and
-# with gates or documents, chunks win from the start. Measurements: BUILD_NOTES.md.
+# with gates or segments, chunks win from the start. Measurements: BUILD_NOTES.md.
 _SCANNED_SMALL, _SCANNED = 2**23, 2**18
 
 
-def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks"):
+def chunkwise(q, k, v, beta, g, S0, segments, *, scale, chunk, primal="chunks"):
   """(o, S) of the delta rule, `[B L H ·]`; q and k may have fewer heads than v.
 
   Args:
-    documents: `[B L]` number of each token's document, ascending, or None.
+    segments: `[B L]` number of each token's segment, ascending, or None.
     chunk: power of two, or None for the fastest on a CPU.
     primal: "fastest" lets a call that is not differentiated run token by token where that is
       faster on a CPU; "chunks" never does.
@@ -44,18 +44,18 @@ def chunkwise(q, k, v, beta, g, S0, documents, *, scale, chunk, primal="chunks")
   if primal not in ("chunks", "fastest"):
     raise ValueError(f"primal is {primal!r}, expected 'chunks' or 'fastest'.")
   L, sizes = q.shape[1], sizes_for(q, v, g, chunk)
-  scanned = L if primal == "fastest" and _scan_is_faster(g, S0, documents) else None
+  scanned = L if primal == "fastest" and _scan_is_faster(g, S0, segments) else None
   C = sizes.C
   pad = -L % (sizes.chunks * C)
   if pad:
     # A padded token has beta = 0 and g = 0: it leaves the state as it is.
     q, k, v, beta, g = jax.tree.map(lambda x: _pad(x, pad), (q, k, v, beta, g))
-    documents = None if documents is None else _pad(documents, pad, mode="edge")
+    segments = None if segments is None else _pad(segments, pad, mode="edge")
   carried_document = None
-  if documents is not None:
-    # The state a chunk receives belongs to the document of the token before it, S0 to the first.
-    carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1)
-  inputs = Inputs(q, k, v, beta, g, documents, carried_document)
+  if segments is not None:
+    # The state a chunk receives belongs to the segment of the token before it, S0 to the first.
+    carried_document = jnp.concatenate([segments[:, :1], segments[:, C - 1 : -1 : C]], axis=1)
+  inputs = Inputs(q, k, v, beta, g, segments, carried_document)
   o, S = _chunkwise(inputs, S0, scale, sizes, scanned)
   return (o[:, :L] if pad else o), S
 
@@ -64,8 +64,8 @@ def _pad(x, pad, **kwargs):
   return jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2), **kwargs)
 
 
-def _scan_is_faster(g, S0, documents):
-  plain = g is None and documents is None and target_platform() == "cpu"
+def _scan_is_faster(g, S0, segments):
+  plain = g is None and segments is None and target_platform() == "cpu"
   size = max(S0.shape[2:])
   most = _SCANNED_SMALL if size <= 64 else _SCANNED
   return plain and size < 128 and S0.size * S0.dtype.itemsize <= most
@@ -79,25 +79,25 @@ def _chunkwise(inputs, S0, scale, sizes, scanned):
   L, dtype = inputs.v.shape[1], S0.dtype
   q, k, v, beta = (x[:, :scanned].astype(dtype) for x in inputs[:4])
   q, k = (jnp.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q * scale, k))
-  with products_for(inputs.v.dtype):
+  with matmul_precision_for(inputs.v.dtype):
     o, S = recurrent(q, k, v, beta, None, S0, None)
   return _pad(o, L - scanned).astype(inputs.v.dtype), S
 
 
 def _forward(inputs, S0, scale, sizes, scanned):
   forward = functools.partial(_forward_by_blocks, scale=scale, sizes=sizes)
-  outputs, kept = _members_in_turn(forward)(inputs, S0)
+  outputs, kept = _vmapped_sequentially(forward)(inputs, S0)
   return outputs, (inputs, kept)
 
 
 def _forward_by_blocks(inputs, S0, *, scale, sizes):
   """o and S; kept beside the inputs: X, Z, R and the states at block borders."""
-  places = Places(inputs, sizes)
+  places = BlockIndexer(inputs, sizes)
 
   def run(correct):
     def one_block(carry, place):
       S, states, o = carry
-      S = jnp.where(place[1] == 0, finite(places.take_state(S0, place)), S)
+      S = jnp.where(place[1] == 0, zero_nonfinite(places.take_state(S0, place)), S)
       x = places.inputs(inputs, place, scale, S.dtype)
       decay, P, KK = _over_chunks(one_chunk.intra)(x)
       X = unit_lower_inverse(x.beta[..., None] * KK)
@@ -115,7 +115,7 @@ def _forward_by_blocks(inputs, S0, *, scale, sizes):
   norms = jnp.repeat(norms, inputs.v.shape[2] // norms.shape[2], axis=2)
   reflecting = _reflecting(inputs, norms)
   lost = _lost(inputs, norms, S0)
-  with products_for(inputs.v.dtype):
+  with matmul_precision_for(inputs.v.dtype):
     (o, S), saved = _either(reflecting, run)
   S = jnp.where(lost[:, -1, :, None, None], jnp.nan, S)
   return (o, S), (reflecting, saved)
@@ -123,15 +123,15 @@ def _forward_by_blocks(inputs, S0, *, scale, sizes):
 
 def _backward(scale, sizes, scanned, residuals, cotangents):
   backward = functools.partial(_backward_by_blocks, scale=scale, sizes=sizes)
-  grads, dS0 = _members_in_turn(backward)(*residuals, cotangents)
-  return Inputs(*grads, documents=None, carried_document=None), dS0
+  grads, dS0 = _vmapped_sequentially(backward)(*residuals, cotangents)
+  return Inputs(*grads, segments=None, carried_document=None), dS0
 
 
 def _backward_by_blocks(inputs, kept, cotangents, *, scale, sizes):
   """Gradients of every input, block by block in reverse, the states inside a block anew."""
   reflecting, saved = kept
   do, dS_last = cotangents
-  places = Places(inputs, sizes)
+  places = BlockIndexer(inputs, sizes)
 
   def run(correct):
     def one_block(carry, xs):
@@ -155,25 +155,25 @@ def _backward_by_blocks(inputs, kept, cotangents, *, scale, sizes):
     (_, dS0, grads), _ = lax.scan(one_block, (last, *empty), (places.numbers, saved), reverse=True)
     return grads, dS0
 
-  with products_for(inputs.v.dtype):
+  with matmul_precision_for(inputs.v.dtype):
     return _either(reflecting, run)
 
 
 _chunkwise.defvjp(_forward, _backward)
 
 
-def _members_in_turn(f):
+def _vmapped_sequentially(f):
   """On a CPU, where blocks are small for the cache's sake; elsewhere members run side by side."""
-  return members_as_rows(f) if target_platform() == "cpu" else f
+  return vmap_as_batch(f) if target_platform() == "cpu" else f
 
 
 def _lost(inputs, norms, S0):
-  """`[B L H]`: where o is NaN, from a token that is not finite to the end of its document.
+  """`[B L H]`: where o is NaN, from a token that is not finite to the end of its segment.
 
-  Blocks are given zeros in its place (`Places.inputs`).
+  Blocks are given zeros in its place (`BlockIndexer.inputs`).
   """
-  bad = spoiled(norms, inputs.v, inputs.beta, gate=inputs.g)
-  return reach(bad, inputs.documents, before=spoiled(S0[:, None])[:, 0])
+  bad = has_nonfinite(norms, inputs.v, inputs.beta, gate=inputs.g)
+  return nonfinite_reach(bad, inputs.segments, before=has_nonfinite(S0[:, None])[:, 0])
 
 
 def _empty(x):
@@ -201,7 +201,7 @@ def _reflecting(inputs, norms):
   """Whether a repeated key could reflect the state; None where no correction is made at all."""
   if inputs.g is not None or inputs.k.dtype != jnp.float32:
     return None
-  return jnp.max(finite(inputs.beta * norms)) > _REFLECTING
+  return jnp.max(zero_nonfinite(inputs.beta * norms)) > _REFLECTING
 
 
 def _either(reflecting, run):

@@ -10,14 +10,14 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.ops import slot
+from deltanet_jax.ops import layer_state
 from deltanet_jax.ops.delta_rule import chunkwise, parallel
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.dtypes import products_for, state_dtype
-from deltanet_jax.ops.platform import target_platform
-from deltanet_jax.ops.slot import Slot
-from pallas_kernels.delta_rule.checks import refusal
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.layer_state import LayerState
+from deltanet_jax.ops.segments import number_segments
+from pallas_kernels.delta_rule.checks import unsupported_reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,13 @@ def _plain(form):
   def run(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
     del chunk  # the whole sequence is one, or each token
     dtype = state_dtype(q, k, v, beta, g, S0)
-    documents = None if segment_ids is None else number_documents(segment_ids)
+    segments = None if segment_ids is None else number_segments(segment_ids)
     heads = v.shape[2] // q.shape[2]
     q, k = (jnp.repeat(x.astype(dtype), heads, axis=2) for x in (q * scale, k))
     g = None if g is None else g.astype(dtype)
-    with products_for(v.dtype):
+    with matmul_precision_for(v.dtype):
       S0 = _state(q, v, S0, dtype)
-      o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, documents)
+      o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, segments)
     return o.astype(v.dtype), S
 
   return run
@@ -58,9 +58,9 @@ def _state(q, v, S0, dtype):
 
 
 def _chunkwise(q, k, v, beta, g, S0, segment_ids, *, primal="chunks", **options):
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   S0 = _state(q, v, S0, state_dtype(q, k, v, beta, g, S0))
-  return chunkwise.chunkwise(q, k, v, beta, g, S0, documents, primal=primal, **options)
+  return chunkwise.chunkwise(q, k, v, beta, g, S0, segments, primal=primal, **options)
 
 
 def _fastest_plain(*inputs, chunk, **options):
@@ -87,10 +87,10 @@ def _kernel_step(name):
     from pallas_kernels import delta_rule as kernels
 
     run = getattr(kernels, name)
-    if not isinstance(S, Slot):
+    if not isinstance(S, LayerState):
       return run(*token, S, g_t, **options)
     o, stack = run(*token, S.stack, g_t, layer=S.layer, **options)
-    return o, Slot(stack, S.layer)
+    return o, LayerState(stack, S.layer)
 
   return step
 
@@ -101,21 +101,21 @@ _recurrent = _plain(recurrent)
 def _recurrent_step(token, S, g_t, *, scale):
   q, k, v, beta = (x[:, None] for x in token)
   g = None if g_t is None else g_t[:, None]
-  o, new = _recurrent(q, k, v, beta, g, slot.read(S), None, scale=scale, chunk=None)
-  return o[:, 0], slot.write(S, new)
+  o, new = _recurrent(q, k, v, beta, g, layer_state.read(S), None, scale=scale, chunk=None)
+  return o[:, 0], layer_state.write(S, new)
 
 
 def _by_platform(q, k, v, beta, g, S0, segment_ids, **options):
   """Every platform's own form in one program; lowering keeps the one it is for."""
   inputs = (q, k, v, beta, g, S0, segment_ids)
-  if refusal(*inputs[:6], channels=True):
+  if unsupported_reason(*inputs[:6], channels=True):
     return _chunkwise(*inputs, **options)
   forms = {name: lambda x, form=form: FORMS[form].run(*x, **options) for name, form in _BY_PLATFORM}
   return lax.platform_dependent(inputs, **forms)
 
 
 def _step_by_platform(token, S, g_t, **options):
-  if refusal(*token, g_t, S, channels=True):
+  if unsupported_reason(*token, g_t, S, channels=True):
     return _recurrent_step(token, S, g_t, **options)
   forms = {
     name: lambda *x, form=form: FORMS[form].step(*x, **options) for name, form in _BY_PLATFORM
@@ -146,6 +146,6 @@ Implementation = Literal[tuple(FORMS)]
 def fastest(q, k, v, beta, g, S0) -> Form:
   """The platform's fastest form for these inputs, of a sequence or a token."""
   form = FORMS.get(_FASTEST.get(target_platform()))
-  if form is None or refusal(q, k, v, beta, g, S0, channels=True):
+  if form is None or unsupported_reason(q, k, v, beta, g, S0, channels=True):
     return Form(_fastest_plain, _recurrent_step)
   return form

@@ -4,45 +4,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.ops import chunk_decay as decays
-from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
+from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops.nonfinite import (
+  has_nonfinite,
+  nonfinite_reach,
+  propagate_nonfinite,
+  zero_nonfinite,
+  zero_nonfinite_gate,
+)
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
-def _whole_head(q, k, beta, g, documents):
+def _whole_head(q, k, beta, g, segments):
   """P, T = (I + A)^-1 diag(beta) and the decay of one head, the sequence being one chunk."""
   L = q.shape[0]
-  decay = decays.chunk_decay(g, documents, None if documents is None else documents[0], q.dtype)
+  decay = decays.chunk_decay(g, segments, None if segments is None else segments[0], q.dtype)
   lower = np.tril(np.ones((L, L)))
   mask = jnp.asarray(np.stack([lower, np.tril(lower, -1)]), q.dtype)
   P, KK = decays.scores(jnp.stack([q, k]), k, decay, mask)
   return P, unit_lower_inverse(beta[:, None] * KK) * beta[None, :], decay
 
 
-def attention(q, k, beta, g, documents):
+def attention(q, k, beta, g, segments):
   """A = (Q K^T * M) T, `[B H L L]`, so that o = A v for a state that starts from zero."""
 
-  def one_head(q, k, beta, g, documents):
-    P, T, _ = _whole_head(q, k, beta, g, documents)
+  def one_head(q, k, beta, g, segments):
+    P, T, _ = _whole_head(q, k, beta, g, segments)
     return P @ T
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, None))
-  return jax.vmap(heads)(q, k, beta, g, documents)
+  return jax.vmap(heads)(q, k, beta, g, segments)
 
 
-def parallel(q, k, v, beta, g, S0, documents):
+def parallel(q, k, v, beta, g, S0, segments):
   """(o, S) from the whole L x L matrices; q and k have as many heads as v."""
-  before = spoiled(S0[:, None])[:, 0]
-  seen = reach(spoiled(k, v, beta, gate=g), documents, before=before)
-  q_ok, k, v, beta, S0 = map(finite, (q, k, v, beta, S0))
-  o, S = _parallel(q_ok, k, v, beta, finite_gate(g), S0, documents)
-  return spoil(o, S, seen, spoiled(q))
+  before = has_nonfinite(S0[:, None])[:, 0]
+  seen = nonfinite_reach(has_nonfinite(k, v, beta, gate=g), segments, before=before)
+  q_ok, k, v, beta, S0 = map(zero_nonfinite, (q, k, v, beta, S0))
+  o, S = _parallel(q_ok, k, v, beta, zero_nonfinite_gate(g), S0, segments)
+  return propagate_nonfinite(o, S, seen, has_nonfinite(q))
 
 
-def _parallel(q, k, v, beta, g, S0, documents):
+def _parallel(q, k, v, beta, g, S0, segments):
 
-  def one_head(q, k, v, beta, g, S0, documents):
-    P, T, decay = _whole_head(q, k, beta, g, documents)
+  def one_head(q, k, v, beta, g, S0, segments):
+    P, T, decay = _whole_head(q, k, beta, g, segments)
     if decay is None:
       R = T @ (v - k @ S0)
       return q @ S0 + P @ R, S0 + k.T @ R
@@ -50,4 +56,4 @@ def _parallel(q, k, v, beta, g, S0, documents):
     return (decay.into * q) @ S0 + P @ R, decay.whole * S0 + (decay.out * k).T @ R
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, beta, g, S0, documents)
+  return jax.vmap(heads)(q, k, v, beta, g, S0, segments)

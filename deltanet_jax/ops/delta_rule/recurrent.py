@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def recurrent(q, k, v, beta, g, S0, documents):
+def recurrent(q, k, v, beta, g, S0, segments):
   """`lax.scan` over tokens of all heads at once, `[B L H ·]`, one key head per value head.
 
   Time is the leading axis, so that a step reads one piece of memory; rows and heads are one axis,
@@ -15,7 +15,7 @@ def recurrent(q, k, v, beta, g, S0, documents):
   4 times as fast on a CPU as the definition.
 
   Args:
-    documents: `[B L]` document number of each token or None; the state is emptied where it changes.
+    segments: `[B L]` segment number of each token or None; the state is emptied where it changes.
   """
 
   # Recomputing a step from the state before it halves what is kept, and memory is what costs.
@@ -32,8 +32,8 @@ def recurrent(q, k, v, beta, g, S0, documents):
 
   B, L, H, dv = v.shape
   new_document = None
-  if documents is not None:
-    new_document = jnp.diff(documents, axis=1, prepend=documents[:, :1]) != 0
+  if segments is not None:
+    new_document = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
     new_document = jnp.broadcast_to(new_document[:, :, None], (B, L, H))
   tokens = jax.tree.map(
     lambda x: jnp.moveaxis(x, 1, 0).reshape(L, B * H, *x.shape[3:]),

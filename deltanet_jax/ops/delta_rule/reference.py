@@ -13,23 +13,23 @@ def step(S, q_t, k_t, v_t, beta_t, g_t=None):
   return S, q_t @ S
 
 
-def recurrent(q, k, v, beta, g, S0, documents):
+def recurrent(q, k, v, beta, g, S0, segments):
   """`lax.scan` of `step` over tokens, `[B L H ·]`, with one key head per value head.
 
   Args:
-    documents: `[B L]` document number of each token or None; the state is emptied where it changes.
+    segments: `[B L]` segment number of each token or None; the state is emptied where it changes.
   """
 
-  def one_head(q, k, v, beta, g, S0, documents):
+  def one_head(q, k, v, beta, g, S0, segments):
     def body(S, x):
       new_document, token = x
       if new_document is not None:
         S = jnp.where(new_document, 0, S)
       return step(S, *token)
 
-    changes = None if documents is None else jnp.diff(documents, prepend=documents[:1]) != 0
+    changes = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
     S, o = lax.scan(body, S0, (changes, (q, k, v, beta, g)))
     return o, S
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, beta, g, S0, documents)
+  return jax.vmap(heads)(q, k, v, beta, g, S0, segments)

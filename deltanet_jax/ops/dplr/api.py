@@ -13,11 +13,17 @@ from deltanet_jax.ops.checks import (
   check_qk,
   check_shape,
 )
-from deltanet_jax.ops.documents import changes, number_documents
 from deltanet_jax.ops.dplr import chunkwise, reference
-from deltanet_jax.ops.dtypes import products_for, state_dtype
-from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
-from pallas_kernels.autodiff import reverse_only
+from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.nonfinite import (
+  has_nonfinite,
+  nonfinite_reach,
+  propagate_nonfinite,
+  zero_nonfinite,
+  zero_nonfinite_gate,
+)
+from deltanet_jax.ops.segments import number_segments, segment_starts
+from pallas_kernels.common.autodiff import reverse_only
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 
 Implementation = Literal["recurrent", "chunkwise"]
@@ -47,8 +53,8 @@ def dplr(
   Args:
     g: log decay (<= 0) per head, or per head and key channel.
     S0: state before the first token, zeros if None.
-    segment_ids: documents packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts from zero wherever the id
+      changes; S0 belongs to the first segment of a row, the returned S to the last.
     chunk: largest chunk of the chunkwise form, a power of two.
     implementation: "recurrent" is the definition, "chunkwise" the default.
 
@@ -66,23 +72,23 @@ def dplr(
   check_implementation(implementation, get_args(Implementation))
   B, _, H, dk = q.shape
   dtype = state_dtype(q, k, v, a, b, g, S0)
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   S0 = jnp.zeros((B, H, dk, v.shape[3]), dtype) if S0 is None else S0.astype(dtype)
   if implementation == "chunkwise":
     q, k, v, a, b, g, S0 = reverse_only((q, k, v, a, b, g, S0), NO_FORWARD_MODE)
-    bad, before = spoiled(k, v, a, b, gate=g), spoiled(S0[:, None])[:, 0]
-    own = spoiled(q)
-    q, k, v, a, b, S0 = map(finite, (q, k, v, a, b, S0))
+    bad, before = has_nonfinite(k, v, a, b, gate=g), has_nonfinite(S0[:, None])[:, 0]
+    own = has_nonfinite(q)
+    q, k, v, a, b, S0 = map(zero_nonfinite, (q, k, v, a, b, S0))
     if segment_ids is not None:
-      # A document's first token has no state before it to read.
-      a = jnp.where(changes(segment_ids)[:, :, None, None], 0, a)
+      # A segment's first token has no state before it to read.
+      a = jnp.where(segment_starts(segment_ids)[:, :, None, None], 0, a)
     options = dict(scale=float(scale), chunk=chunk)
-    o, S = chunkwise.chunkwise(q, k, v, a, b, finite_gate(g), S0, documents, **options)
-    return spoil(o, S, reach(bad, documents, before=before), own)
+    o, S = chunkwise.chunkwise(q, k, v, a, b, zero_nonfinite_gate(g), S0, segments, **options)
+    return propagate_nonfinite(o, S, nonfinite_reach(bad, segments, before=before), own)
   q, k, wide_v, a, b = (x.astype(dtype) for x in (q * scale, k, v, a, b))
   g = None if g is None else g.astype(dtype)
-  with products_for(v.dtype):
-    o, S = reference.recurrent(q, k, wide_v, a, b, g, S0, documents)
+  with matmul_precision_for(v.dtype):
+    o, S = reference.recurrent(q, k, wide_v, a, b, g, S0, segments)
   return o.astype(v.dtype), S
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.ops import chunk_decay as decays
+from deltanet_jax.ops import decay as decays
 
 
 class Inputs(NamedTuple):
@@ -24,13 +24,13 @@ class Inputs(NamedTuple):
   a: jax.Array
   b: jax.Array
   g: jax.Array | None
-  documents: jax.Array | None
+  segments: jax.Array | None
   carried_document: jax.Array | None
 
 
 def chunk_decay(x):
-  """Decay factors of the chunk, None without gate and documents."""
-  return decays.chunk_decay(x.g, x.documents, x.carried_document, x.v.dtype)
+  """Decay factors of the chunk, None without gate and segments."""
+  return decays.chunk_decay(x.g, x.segments, x.carried_document, x.v.dtype)
 
 
 def _up(x):

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from deltanet_jax.ops.dispatch import target_platform
 from deltanet_jax.ops.dplr import chunk as one_chunk
 from deltanet_jax.ops.dplr.chunk import Inputs
-from deltanet_jax.ops.dtypes import products_for
-from deltanet_jax.ops.platform import target_platform
+from deltanet_jax.ops.dtypes import matmul_precision_for
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 # Tokens, and on a CPU sequences, times head size that are worked on together: their intermediates
@@ -42,26 +42,26 @@ def _sizes(N, L, size, chunk):
   return _Sizes(G, n, -(-total // n), C)
 
 
-def chunkwise(q, k, v, a, b, g, S0, documents, *, scale, chunk):
-  """(o, S) of the DPLR recurrence, `[B L H ·]`; a is zero where a document begins.
+def chunkwise(q, k, v, a, b, g, S0, segments, *, scale, chunk):
+  """(o, S) of the DPLR recurrence, `[B L H ·]`; a is zero where a segment begins.
 
   Args:
-    documents: `[B L]` number of each token's document, ascending, or None.
+    segments: `[B L]` number of each token's segment, ascending, or None.
   """
   B, L, H, dk = q.shape
   sizes = _sizes(B * H, L, max(dk, v.shape[3]), chunk)
   carried_document = None
-  if documents is not None:
-    # A chunk starts from the state of the token before it, S0 belongs to the first document.
-    before = jnp.concatenate([documents[:, :1], documents[:, :-1]], axis=1)
-    documents, carried_document = (
-      jnp.broadcast_to(x[:, :, None], (B, L, H)) for x in (documents, before)
+  if segments is not None:
+    # A chunk starts from the state of the token before it, S0 belongs to the first segment.
+    before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
+    segments, carried_document = (
+      jnp.broadcast_to(x[:, :, None], (B, L, H)) for x in (segments, before)
     )
-    documents = _split(documents, sizes, mode="edge")
+    segments = _split(segments, sizes, mode="edge")
     carried_document = _split(carried_document, sizes, mode="edge")[..., 0]
   parts = (None if x is None else _split(x, sizes) for x in (q, k, v, a, b, g))
   S0 = S0.reshape(-1, sizes.G, *S0.shape[2:])
-  o, S = _chunkwise(Inputs(*parts, documents, carried_document), S0, scale)
+  o, S = _chunkwise(Inputs(*parts, segments, carried_document), S0, scale)
   o = jnp.moveaxis(o, 3, 1).reshape(B, H, -1, o.shape[-1])[:, :, :L]
   return jnp.moveaxis(o, 1, 2), S.reshape(B, H, *S.shape[2:])
 
@@ -97,7 +97,7 @@ def _forward(inputs, S0, scale):
     S, (o, saved) = lax.scan(one_block, S0, inputs)
     return o, S, saved
 
-  with products_for(inputs.v.dtype):
+  with matmul_precision_for(inputs.v.dtype):
     o, S, saved = lax.map(one_group, (inputs, S0))
   return (o, S), (inputs, saved)
 
@@ -123,9 +123,9 @@ def _backward(scale, residuals, cotangents):
     return lax.scan(one_block, dS, (inputs, saved, do), reverse=True)
 
   # Asked for here too: the backward is traced after the forward's context has ended.
-  with products_for(inputs.v.dtype):
+  with matmul_precision_for(inputs.v.dtype):
     dS0, grads = lax.map(one_group, (inputs, saved, do, dS_last))
-  return Inputs(*grads, documents=None, carried_document=None), dS0
+  return Inputs(*grads, segments=None, carried_document=None), dS0
 
 
 _chunkwise.defvjp(_forward, _backward)

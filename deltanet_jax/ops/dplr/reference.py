@@ -12,19 +12,19 @@ def step(S, q_t, k_t, v_t, a_t, b_t, g_t=None):
   return S, q_t @ S
 
 
-def recurrent(q, k, v, a, b, g, S0, documents):
-  """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a document begins."""
+def recurrent(q, k, v, a, b, g, S0, segments):
+  """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a segment begins."""
 
-  def one_head(q, k, v, a, b, g, S0, documents):
+  def one_head(q, k, v, a, b, g, S0, segments):
     def body(S, x):
       new_document, token = x
       if new_document is not None:
         S = jnp.where(new_document, 0, S)
       return step(S, *token)
 
-    begins = None if documents is None else jnp.diff(documents, prepend=documents[:1]) != 0
+    begins = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
     S, o = lax.scan(body, S0, (begins, (q, k, v, a, b, g)))
     return o, S
 
   heads = jax.vmap(one_head, in_axes=(1,) * 6 + (0, None), out_axes=(1, 0))
-  return jax.vmap(heads)(q, k, v, a, b, g, S0, documents)
+  return jax.vmap(heads)(q, k, v, a, b, g, S0, segments)

@@ -12,13 +12,19 @@ from deltanet_jax.ops.checks import (
   check_inputs,
   check_shape,
 )
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.dtypes import products_for, state_dtype
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
 from deltanet_jax.ops.linear_attention import chunkwise, reference
-from deltanet_jax.ops.nonfinite import finite, finite_gate, reach, spoil, spoiled
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.autodiff import reverse_only
-from pallas_kernels.delta_rule.checks import refusal
+from deltanet_jax.ops.nonfinite import (
+  has_nonfinite,
+  nonfinite_reach,
+  propagate_nonfinite,
+  zero_nonfinite,
+  zero_nonfinite_gate,
+)
+from deltanet_jax.ops.segments import number_segments
+from pallas_kernels.common.autodiff import reverse_only
+from pallas_kernels.delta_rule.checks import unsupported_reason
 
 Implementation = Literal["recurrent", "chunkwise", "pallas_tpu", "pallas_gpu"]
 _FASTEST = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}  # by platform; elsewhere chunkwise
@@ -50,8 +56,8 @@ def linear_attention(
     g: log decay (<= 0) per head, or per head and key channel.
     h: log decay (<= 0) per value channel.
     S0: state before the first token, zeros if None.
-    segment_ids: documents packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts from zero wherever the id
+      changes; S0 belongs to the first segment of a row, the returned S to the last.
     chunk: largest chunk of the chunkwise form, a power of two; kernels have their own.
     implementation: "recurrent" is the definition, "chunkwise" a scan over chunks, "pallas_tpu" and
       "pallas_gpu" kernels. A named one runs or raises. None takes the fastest that the platform has
@@ -75,23 +81,23 @@ def linear_attention(
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, h, S0)
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   S0 = jnp.zeros((B, Hv, dk, dv), dtype) if S0 is None else S0.astype(dtype)
   q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
   v, g, h, given = *(None if x is None else x.astype(dtype) for x in (v, g, h)), v.dtype
   if implementation == "chunkwise":
-    o, S = _chunkwise(q, k, v, g, h, S0, documents, chunk=chunk, given=given)
+    o, S = _chunkwise(q, k, v, g, h, S0, segments, chunk=chunk, given=given)
   else:
-    with products_for(given):
-      o, S = reference.recurrent(q, k, v, g, h, S0, documents)
+    with matmul_precision_for(given):
+      o, S = reference.recurrent(q, k, v, g, h, S0, segments)
   return o.astype(given), S
 
 
-def _refusal(q, k, v, g, h, S0):
+def _unsupported_reason(q, k, v, g, h, S0):
   """Why kernels do not take these inputs; None if they do."""
   if h is not None:
     return 'a kernel has no decay of value channels, h must be None; use implementation="chunkwise"'
-  return refusal(q, k, v, None, g, S0, channels=True)
+  return unsupported_reason(q, k, v, None, g, S0, channels=True)
 
 
 def _choose(implementation, interpret, q, k, v, g, h, S0):
@@ -103,7 +109,7 @@ def _choose(implementation, interpret, q, k, v, g, h, S0):
       f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
     )
   name = implementation or _FASTEST.get(target_platform(), "chunkwise")
-  reason = _refusal(q, k, v, g, h, S0) if name in _KERNELS else None
+  reason = _unsupported_reason(q, k, v, g, h, S0) if name in _KERNELS else None
   if implementation is not None and reason:
     raise ValueError(reason)
   return "chunkwise" if reason else name
@@ -119,16 +125,18 @@ def _kernel(implementation, q, k, v, g, S0, segment_ids, **options):
   )
 
 
-def _chunkwise(q, k, v, g, h, S0, documents, **options):
+def _chunkwise(q, k, v, g, h, S0, segments, **options):
   """In chunks, where tokens that are not finite would reach others of their chunk."""
-  before = spoiled(S0[:, None])[:, 0]
-  bad = spoiled(k, v, gate=g)
+  before = has_nonfinite(S0[:, None])[:, 0]
+  bad = has_nonfinite(k, v, gate=g)
   if h is not None:
-    bad |= spoiled(gate=h)
-  seen = reach(bad, documents, before=before)
-  q_ok, k, v, S0 = map(finite, (q, k, v, S0))
-  o, S = chunkwise.chunkwise(q_ok, k, v, finite_gate(g), finite_gate(h), S0, documents, **options)
-  return spoil(o, S, seen, spoiled(q))
+    bad |= has_nonfinite(gate=h)
+  seen = nonfinite_reach(bad, segments, before=before)
+  q_ok, k, v, S0 = map(zero_nonfinite, (q, k, v, S0))
+  o, S = chunkwise.chunkwise(
+    q_ok, k, v, zero_nonfinite_gate(g), zero_nonfinite_gate(h), S0, segments, **options
+  )
+  return propagate_nonfinite(o, S, seen, has_nonfinite(q))
 
 
 def linear_attention_step(

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deltanet_jax.ops import chunk_decay as decays
-from deltanet_jax.ops.dtypes import products_for
-from deltanet_jax.ops.platform import target_platform
-from pallas_kernels.autodiff import backward_by_hand
+from deltanet_jax.ops import decay as decays
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dtypes import matmul_precision_for
+from pallas_kernels.common.autodiff import custom_backward
 
 
-def chunkwise(q, k, v, g, h, S0, documents, *, chunk, given):
+def chunkwise(q, k, v, g, h, S0, segments, *, chunk, given):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
-    documents: `[B L]` number of each token's document, ascending, or None.
+    segments: `[B L]` number of each token's segment, ascending, or None.
     given: dtype in which the values came; products are as exact as it deserves.
   """
   B, L = q.shape[:2]
@@ -31,10 +31,10 @@ def chunkwise(q, k, v, g, h, S0, documents, *, chunk, given):
   n = -(-L // C)
   pad = n * C - L
   carried_document = None
-  if documents is not None:
-    documents = jnp.pad(documents, ((0, 0), (0, pad)), mode="edge")
-    # A chunk starts from the state of the token before it, S0 belongs to the first document.
-    carried_document = jnp.concatenate([documents[:, :1], documents[:, C - 1 : -1 : C]], axis=1).T
+  if segments is not None:
+    segments = jnp.pad(segments, ((0, 0), (0, pad)), mode="edge")
+    # A chunk starts from the state of the token before it, S0 belongs to the first segment.
+    carried_document = jnp.concatenate([segments[:, :1], segments[:, C - 1 : -1 : C]], axis=1).T
 
   def split(x):
     """[B L ..] to [n B C ..]; padded tokens are zero, so they neither decay nor write."""
@@ -47,16 +47,16 @@ def chunkwise(q, k, v, g, h, S0, documents, *, chunk, given):
   rows = lambda S, xs: jax.vmap(heads)(S, *xs)
 
   def one_row(S, xs):
-    *sequences, documents, carried_document = jax.tree.map(lambda x: x[0], xs)
+    *sequences, segments, carried_document = jax.tree.map(lambda x: x[0], xs)
     sequences = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), sequences)
     own = jax.vmap(one_head, in_axes=(0, 0, 0, 0, 0, 0, None, None))
-    S, O = own(S[0], *sequences, documents, carried_document)
+    S, O = own(S[0], *sequences, segments, carried_document)
     return S[None], jnp.moveaxis(O, 0, 1)[None]
 
   # With an axis of one row beside that of the heads XLA:CPU takes up to twice the time for gates of
   # channels: it is left out there. Measurements: BUILD_NOTES.md.
   body = one_row if B == 1 and target_platform() == "cpu" else rows
-  inputs = jax.tree.map(split, (q, k, v, g, h, documents))
+  inputs = jax.tree.map(split, (q, k, v, g, h, segments))
   S, o = lax.scan(body, S0, (*inputs, carried_document))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
@@ -68,10 +68,10 @@ def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _decays(V, g, h, documents, carried_document):
+def _decays(V, g, h, segments, carried_document):
   """Those of the rows of S and those of its columns, each with its factors (into, out, whole)."""
-  rows = decays.chunk_decay(g, documents, carried_document, V.dtype)
-  # Documents once: with those of the rows nothing is left of another document's columns.
+  rows = decays.chunk_decay(g, segments, carried_document, V.dtype)
+  # Segments once: with those of the rows nothing is left of another segment's columns.
   columns = None if h is None else decays.chunk_decay(h, None, None, V.dtype)
   factors = lambda decay: (1, 1, 1) if decay is None else decay[:3]
   into, out, whole = factors(columns)
@@ -80,12 +80,12 @@ def _decays(V, g, h, documents, carried_document):
 
 def _backward(given, args, cotangents):
   """Gradients with scores and decays computed anew."""
-  S, Q, K, V, g, h, documents, carried_document = args
+  S, Q, K, V, g, h, segments, carried_document = args
   dS, dO = cotangents
   # Asked for here too: the backward is traced after the forward's context has ended.
-  with products_for(given):
+  with matmul_precision_for(given):
     rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
-      V, g, h, documents, carried_document
+      V, g, h, segments, carried_document
     )
     causal = _causal(K.shape[0], K.dtype)
     P = decays.scores(Q[None], K, rows, causal)
@@ -102,12 +102,12 @@ def _backward(given, args, cotangents):
   return dS, dF[0], dK, dV, dg, dh, None, None
 
 
-@backward_by_hand(_backward, static=(8,))
-def _chunk(S, Q, K, V, g, h, documents, carried_document, given):
+@custom_backward(_backward, static=(8,))
+def _chunk(S, Q, K, V, g, h, segments, carried_document, given):
   """(S after the chunk, O)."""
-  with products_for(given):
+  with matmul_precision_for(given):
     rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
-      V, g, h, documents, carried_document
+      V, g, h, segments, carried_document
     )
     P = decays.scores(Q[None], K, rows, _causal(K.shape[0], K.dtype))
     O = into_h * ((into * Q) @ S) + decays.read(P, V, columns)[0]

@@ -35,8 +35,8 @@ def log_max_scan(
     u: what the exponent of the current token has more.
     S0: state before the first token, `empty_log_max_state` if None: both sums in units of e^p,
       and p, the largest exponent in them. Gradients hold p fixed.
-    segment_ids: documents packed into one row. The state starts empty wherever the id changes; S0
-      belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts empty wherever the id changes; S0
+      belongs to the first segment of a row, the returned S to the last.
     chunk: tokens of one associative scan, a power of two.
     implementation: "recurrent" is the definition, "chunkwise" the default.
 

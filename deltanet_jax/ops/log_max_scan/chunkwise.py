@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from deltanet_jax.ops.documents import changes
 from deltanet_jax.ops.log_max_scan.reference import EMPTY, add, empty, read
+from deltanet_jax.ops.segments import segment_starts
 
-# The log decay that forgets a document: above EMPTY, below any sum of keys and decays.
+# The log decay that forgets a segment: above EMPTY, below any sum of keys and decays.
 _FORGET = -1e30
 
 
@@ -17,7 +17,7 @@ def chunkwise(k, v, w, u, S0, segment_ids, *, chunk):
   dtype, batch, L = S0.dtype, *k.shape[:2]
   size = min(chunk, L)
   n = -(-L // size)
-  begins = None if segment_ids is None else changes(segment_ids)
+  begins = None if segment_ids is None else segment_starts(segment_ids)
   # Padded tokens neither decay nor write.
   real = jnp.asarray(np.arange(n * size).reshape(n, size) < L)
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.ops.documents import changes
+from deltanet_jax.ops.segments import segment_starts
 
 # The exponent of a sum that is 0, below any other and far enough from overflow to be added to.
 EMPTY = -1e38
@@ -30,7 +30,7 @@ def read(A, B, p, k, v, u):
 
 
 def recurrent(k, v, w, u, S0, segment_ids):
-  """(y, S), one token after the other; the state is emptied where a document begins."""
+  """(y, S), one token after the other; the state is emptied where a segment begins."""
   dtype = S0.dtype
   w, u = w[None], u[None]
 
@@ -43,6 +43,6 @@ def recurrent(k, v, w, u, S0, segment_ids):
     y = read(A, B, p, k_t, v_t, u)
     return jnp.stack(add(p + w, k_t, (A, v_t), (B, jnp.ones_like(v_t))), axis=1), y
 
-  begins = None if segment_ids is None else changes(segment_ids).T
+  begins = None if segment_ids is None else segment_starts(segment_ids).T
   S, y = lax.scan(step, S0, (jnp.moveaxis(k, 1, 0), jnp.moveaxis(v, 1, 0), begins))
   return jnp.moveaxis(y, 0, 1), S

@@ -14,9 +14,9 @@ from deltanet_jax.ops.checks import (
   check_segment_ids,
   check_shape,
 )
-from deltanet_jax.ops.documents import number_documents
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.long_conv import direct, halves
+from deltanet_jax.ops.segments import number_segments
 
 Implementation = Literal["direct", "fft"]
 _FORMS = {"direct": direct.convolve, "fft": halves.convolve}
@@ -29,11 +29,11 @@ def long_conv(
   segment_ids: Int[Array, "B L"] | None = None,
   implementation: Implementation | None = None,
 ) -> Float[Array, "B L d"]:
-  """y_t = sum_{s < T} h_s u_{t-s}, channel by channel, over the tokens of t's document.
+  """y_t = sum_{s < T} h_s u_{t-s}, channel by channel, over the tokens of t's segment.
 
   Args:
     h: filters; d is a multiple of H, and channel c goes with filter c // (d / H).
-    segment_ids: documents packed into one row; nothing passes from one to another.
+    segment_ids: segments packed into one row; nothing passes from one to another.
     implementation: "direct" is the definition, "fft" the default.
   """
   if u.ndim != 3 or h.ndim != 2 or 0 in (*u.shape, *h.shape) or u.shape[2] % h.shape[1]:
@@ -48,11 +48,11 @@ def long_conv(
   dtype = state_dtype(u, h)
   B, L, d = u.shape
   T, H = h.shape
-  documents = None if segment_ids is None else number_documents(segment_ids)
+  segments = None if segment_ids is None else number_segments(segment_ids)
   # Tokens last, the axis of the transforms; a channel's filter is found by its head.
   x = jnp.moveaxis(u.astype(dtype).reshape(B, L, H, d // H), 1, 3)
   taps = jnp.pad(h[:L].astype(dtype), ((0, max(L - T, 0)), (0, 0))).T
-  y = _FORMS[implementation](x, taps, documents)
+  y = _FORMS[implementation](x, taps, segments)
   return jnp.moveaxis(y, 3, 1).reshape(B, L, d).astype(u.dtype)
 
 
@@ -65,7 +65,7 @@ def long_conv_attention(
   segment_ids: Int[Array, "B L"] | None = None,
   implementation: Implementation | None = None,
 ) -> Float[Array, "B L H N"]:
-  """o_t = q_t Z_t, Z_t = sum_{s < T} h_s k_{t-s} (x) v_{t-s} over the tokens of t's document.
+  """o_t = q_t Z_t, Z_t = sum_{s < T} h_s k_{t-s} (x) v_{t-s} over the tokens of t's segment.
 
   One long convolution of N channels per head for every channel of the keys, one after the other:
   Z `[B L H N N]` never exists, in the backward neither.

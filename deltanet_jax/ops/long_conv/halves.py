@@ -2,7 +2,7 @@
 
 A row is cut in two, each half in two, and so on. Long halves meet by FFT, short ones by a product
 with a Toeplitz matrix. That is more work than one FFT over the whole row, but no token is ever in a
-sum that an earlier token or one of another document reads: both are exact, not up to rounding.
+sum that an earlier token or one of another segment reads: both are exact, not up to rounding.
 """
 
 import functools
@@ -11,9 +11,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops.dtypes import products_for
+from deltanet_jax.ops.dtypes import matmul_precision_for
 
-# Halves of up to so many tokens, and whole blocks where there are no documents, are multiplied.
+# Halves of up to so many tokens, and whole blocks where there are no segments, are multiplied.
 PRODUCTS = 64
 
 
@@ -35,19 +35,19 @@ def conv_flops(length: int) -> float:
   return products + sum(5 * math.log2(2 * half) + 3 for half in halves if half > PRODUCTS)
 
 
-def convolve(u, h, documents):
-  """sum_{j <= t} h_{t-j} u_j of u `[B H e L]`, h `[H L]`, pairs of one document alone."""
+def convolve(u, h, segments):
+  """sum_{j <= t} h_{t-j} u_j of u `[B H e L]`, h `[H L]`, pairs of one segment alone."""
   L = u.shape[-1]
-  block, halves = levels(L, documents is not None)
+  block, halves = levels(L, segments is not None)
   whole = 2 * halves[-1] if halves else block
   u = jnp.pad(u, ((0, 0),) * 3 + ((0, whole - L),))
   h = jnp.pad(h, ((0, 0), (0, whole - L)))
-  if documents is not None:
-    documents = jnp.pad(documents, ((0, 0), (0, whole - L)), mode="edge")
+  if segments is not None:
+    segments = jnp.pad(segments, ((0, 0), (0, whole - L)), mode="edge")
   # Each recomputed in the backward by itself, so that one spectrum exists at a time.
   y = jax.checkpoint(_inside, static_argnums=2)(u, h, block)
   for half in halves:
-    y = y + jax.checkpoint(_across, static_argnums=3)(u, h, documents, half)
+    y = y + jax.checkpoint(_across, static_argnums=3)(u, h, segments, half)
   return y[..., :L]
 
 
@@ -57,24 +57,24 @@ def _inside(u, h, block):
   return _multiply(u.reshape(*u.shape[:-1], -1, block), taps).reshape(u.shape)
 
 
-def _across(u, h, documents, half):
+def _across(u, h, segments, half):
   """What the second half of each block reads from the first."""
   cut = lambda x: x.reshape(*x.shape[:-1], -1, 2, half)
   first, taps = cut(u)[..., 0, :], h[:, : 2 * half]
-  if documents is not None:
-    # Documents are whole: only the one that the first half ends with can go on in the second.
-    numbers = cut(documents)
+  if segments is not None:
+    # Segments are whole: only the one that the first half ends with can go on in the second.
+    numbers = cut(segments)
     goes_on = (numbers == numbers[:, :, :1, -1:])[:, None, None]
     first = jnp.where(goes_on[..., 0, :], first, 0)
   second = (_multiply if half <= PRODUCTS else _transform)(first, taps)
-  if documents is not None:
+  if segments is not None:
     second = jnp.where(goes_on[..., 1, :], second, 0)
   return jnp.stack([jnp.zeros_like(second), second], axis=-2).reshape(u.shape)
 
 
 def _multiply(x, taps):
   """sum_j taps_{m+i-j} x_j of x `[B H e n m]`, taps `[H 2m]`."""
-  with products_for(x.dtype):
+  with matmul_precision_for(x.dtype):
     return jnp.einsum("hij,bhenj->bheni", _toeplitz(taps), x)
 
 

@@ -13,7 +13,12 @@ from deltanet_jax.ops.checks import (
   check_shape,
 )
 from deltanet_jax.ops.dtypes import state_dtype
-from deltanet_jax.ops.nonfinite import finite, reach, spoil, spoiled
+from deltanet_jax.ops.nonfinite import (
+  has_nonfinite,
+  nonfinite_reach,
+  propagate_nonfinite,
+  zero_nonfinite,
+)
 from deltanet_jax.ops.selective_scan import chunkwise, reference
 
 Implementation = Literal["recurrent", "chunkwise"]
@@ -42,8 +47,8 @@ def selective_scan(
     A: decay rates, <= 0.
     D: how much of the input is added to the output, nothing if None.
     S0: state before the first token, zeros if None.
-    segment_ids: documents packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts from zero wherever the id
+      changes; S0 belongs to the first segment of a row, the returned S to the last.
     chunk: tokens whose states exist at a time, a power of two.
     implementation: "recurrent" is the definition, "chunkwise" the default: inside chunks an
       associative scan, on a CPU token after token.
@@ -84,9 +89,9 @@ def selective_scan(
 
 
 def _chunkwise(u, dt, A, B, C, S0, segment_ids, *, chunk):
-  """In chunks, where tokens that are not finite would reach other documents of their chunk."""
-  before = spoiled(S0[:, None])[:, 0]
-  seen = reach(spoiled(u, dt, B[:, :, None]), segment_ids, before=before)
-  u_dt, B_C_S0 = map(finite, (u, dt)), map(finite, (B, C, S0))
+  """In chunks, where tokens that are not finite would reach other segments of their chunk."""
+  before = has_nonfinite(S0[:, None])[:, 0]
+  seen = nonfinite_reach(has_nonfinite(u, dt, B[:, :, None]), segment_ids, before=before)
+  u_dt, B_C_S0 = map(zero_nonfinite, (u, dt)), map(zero_nonfinite, (B, C, S0))
   y, S = chunkwise.chunkwise(*u_dt, A, *B_C_S0, segment_ids, chunk=chunk)
-  return spoil(y, S, seen, spoiled(C[:, :, None]))
+  return propagate_nonfinite(y, S, seen, has_nonfinite(C[:, :, None]))

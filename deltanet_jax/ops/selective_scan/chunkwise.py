@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.ops.documents import changes
-from deltanet_jax.ops.platform import target_platform
+from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.segments import segment_starts
 
 
 def chunkwise(u, dt, A, B, C, S0, segment_ids, *, chunk):
@@ -15,7 +15,7 @@ def chunkwise(u, dt, A, B, C, S0, segment_ids, *, chunk):
   batch, L = u.shape[:2]
   size = min(chunk, L)
   n = -(-L // size)
-  begins = None if segment_ids is None else changes(segment_ids)
+  begins = None if segment_ids is None else segment_starts(segment_ids)
 
   def split(x):
     # A padded token has dt = 0: it decays by 1 and writes nothing.
@@ -35,7 +35,7 @@ def _at_once(A, S, x):
   decay = jnp.exp(dt[..., None] * A[None, None])
   wrote = (dt * u.astype(dtype))[..., None] * B.astype(dtype)[:, :, None, :]
   if begins is not None:
-    # A factor of 0 forgets the document before.
+    # A factor of 0 forgets the segment before.
     decay = jnp.where(begins[:, :, None, None], 0, decay)
   kept, states = lax.associative_scan(_combine, (decay, wrote), axis=1)
   states = states + kept * S[:, None]

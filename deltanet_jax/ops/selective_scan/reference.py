@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.ops.documents import changes
+from deltanet_jax.ops.segments import segment_starts
 
 
 def recurrent(u, dt, A, B, C, S0, segment_ids):
-  """(y, S), one token after the other; the state is emptied where a document begins."""
+  """(y, S), one token after the other; the state is emptied where a segment begins."""
   dtype = S0.dtype
 
   def step(S, x):
@@ -18,7 +18,7 @@ def recurrent(u, dt, A, B, C, S0, segment_ids):
     S = jnp.exp(dt_t[:, :, None] * A[None]) * S + wrote
     return S, jnp.einsum("bdn,bn->bd", S, C_t.astype(dtype))
 
-  begins = None if segment_ids is None else changes(segment_ids).T
+  begins = None if segment_ids is None else segment_starts(segment_ids).T
   tokens = tuple(jnp.moveaxis(x, 1, 0) for x in (u, dt, B, C))
   S, y = lax.scan(step, S0, (*tokens, begins))
   return jnp.moveaxis(y, 0, 1), S

@@ -32,8 +32,8 @@ def state_space(
   Args:
     log_A: log of the transition, real part <= 0; one of each conjugate pair, hence the 2.
     S0: state before the first token, zeros if None.
-    segment_ids: documents packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first document of a row, the returned S to the last.
+    segment_ids: segments packed into one row. The state starts from zero wherever the id
+      changes; S0 belongs to the first segment of a row, the returned S to the last.
     implementation: "recurrent" is the definition, "convolution" with the kernel C exp(log_A)^s B
       the default.
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.ops.documents import number_documents
-from deltanet_jax.ops.dtypes import products_for
+from deltanet_jax.ops.dtypes import matmul_precision_for
 from deltanet_jax.ops.long_conv import long_conv
+from deltanet_jax.ops.segments import number_segments
 
 
 class _Powers(NamedTuple):
@@ -31,20 +31,20 @@ def convolve(u, log_A, B, C, S0, segment_ids):
   """(y, S) of a whole row."""
   L = u.shape[1]
   # As exact as float32 inputs deserve, whatever these came as: the powers are near 1.
-  with products_for(u.dtype):
+  with matmul_precision_for(u.dtype):
     powers = _powers(log_A, L)
     y = long_conv(u, _read(C * B, powers, L).T, segment_ids=segment_ids)
-    documents = None if segment_ids is None else number_documents(segment_ids)
-    if documents is not None:
+    segments = None if segment_ids is None else number_segments(segment_ids)
+    if segments is not None:
       # What the last state is made of.
-      u = jnp.where((documents == documents[:, -1:])[..., None], u, 0)
+      u = jnp.where((segments == segments[:, -1:])[..., None], u, 0)
     S = _last(u, B, powers)
     if S0 is not None:
       carried = jnp.moveaxis(_read((C * jnp.exp(log_A))[None] * S0, powers, L), 2, 1)
       left = jnp.exp(L * log_A)[None] * S0
-      if documents is not None:
-        carried = jnp.where((documents == 0)[..., None], carried, 0)
-        left = jnp.where((documents[:, -1:] == 0)[..., None], left, 0)
+      if segments is not None:
+        carried = jnp.where((segments == 0)[..., None], carried, 0)
+        left = jnp.where((segments[:, -1:] == 0)[..., None], left, 0)
       y, S = y + carried, S + left
   return y, S
 

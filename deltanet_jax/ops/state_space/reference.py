@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.ops.documents import changes
+from deltanet_jax.ops.segments import segment_starts
 
 
 def recurrent(u, log_A, B, C, S0, segment_ids):
-  """(y, S), one token after the other; the state is emptied where a document begins."""
+  """(y, S), one token after the other; the state is emptied where a segment begins."""
   A = jnp.exp(log_A)[None]
   S0 = jnp.zeros((u.shape[0], *log_A.shape), log_A.dtype) if S0 is None else S0
 
@@ -18,6 +18,6 @@ def recurrent(u, log_A, B, C, S0, segment_ids):
     S = A * S + B[None] * u_t.astype(S.dtype)[:, :, None]
     return S, 2 * (C[None] * S).real.sum(axis=2)
 
-  begins = None if segment_ids is None else changes(segment_ids).T
+  begins = None if segment_ids is None else segment_starts(segment_ids).T
   S, y = lax.scan(step, S0, (jnp.moveaxis(u, 1, 0), begins))
   return jnp.moveaxis(y, 0, 1), S

@@ -12,7 +12,7 @@ import jax
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import (
   load_chunk,
@@ -34,9 +34,9 @@ from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 def _states_body(k_ref, v_ref, *refs, given, group, chunk, block_k, block_v):
   # k [B L H dk], v [B L Hv dv], beta [B L Hv]?, X [N B Hv matrices C C]?, g [B L Hv]?,
-  # documents [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
+  # segments [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
   # -> states [N B Hv dk dv], with an X also R [B L Hv dv]
-  beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
+  beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
   R_ref = refs.pop() if X_ref is not None else None
   states_ref = refs.pop()
   j, h, b, hk = program_ids(group)
@@ -45,7 +45,7 @@ def _states_body(k_ref, v_ref, *refs, given, group, chunk, block_k, block_v):
   parts = parts_for(k_ref.dtype)
 
   def step(n, S):
-    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
+    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
     KS = 0.0
@@ -64,21 +64,21 @@ def _states_body(k_ref, v_ref, *refs, given, group, chunk, block_k, block_v):
   lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)
 
 
-def states(k, v, beta, X, g, documents, S0, decayed=None, *, chunk, tile=None, interpret=False):
+def states(k, v, beta, X, g, segments, S0, decayed=None, *, chunk, tile=None, interpret=False):
   """The state before each chunk [N B Hv dk dv] and, with an X, R [B L Hv dv], both in k's dtype.
 
   The backward's products round both to k's dtype anyway, so bfloat16 inputs lose nothing by it.
-  Where channels decay, `decayed` takes the place of k, g and documents.
+  Where channels decay, `decayed` takes the place of k, g and segments.
   """
   channels = decayed is not None
-  _, k, g, documents, whole, k_into = decayed_inputs(None, k, g, documents, decayed)
+  _, k, g, segments, whole, k_into = decayed_inputs(None, k, g, segments, decayed)
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   tile = tile or tile_for("states", k, erases=X is not None, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _states_body,
-    given=[x is not None for x in (beta, X, g, documents, whole, k_into)],
+    given=[x is not None for x in (beta, X, g, segments, whole, k_into)],
     group=Hv // H,
     chunk=chunk,
     block_k=min(tile.block_k, dk),
@@ -88,7 +88,7 @@ def states(k, v, beta, X, g, documents, S0, decayed=None, *, chunk, tile=None, i
   if X is not None:
     out_shape.append(jax.ShapeDtypeStruct(v.shape, k.dtype))
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (k, v, beta, X, g, documents, whole, k_into, S0)
+  args = (k, v, beta, X, g, segments, whole, k_into, S0)
   return call("states", body, args, out_shape, **options)
 
 
@@ -96,9 +96,9 @@ def _dstates_body(
   q_ref, k_ref, do_ref, dS_ref, *refs, given, group, chunk, scale, block_k, block_v
 ):
   # do [B L Hv dv], dS [B Hv dk dv], P [N B Hv C C]?, beta?, X [N B Hv matrices C C]?, g?,
-  # documents?, whole and k_into of `Decayed`?
+  # segments?, whole and k_into of `Decayed`?
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
-  P_ref, beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
+  P_ref, beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
   dY_ref, dstates_ref, dS0_ref = refs
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
@@ -108,7 +108,7 @@ def _dstates_body(
 
   def step(done, dS):
     n = chunks - 1 - done
-    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
+    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
     # Read once for scores in place; elsewhere late, so that it is not kept from here on.
@@ -144,16 +144,16 @@ def _dstates_body(
 
 
 def dstates(
-  q, k, v, beta, X, P, g, documents, do, dS, decayed=None,
+  q, k, v, beta, X, P, g, segments, do, dS, decayed=None,
   *, chunk, scale, tile=None, interpret=False
 ):  # fmt: skip
   """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0.
 
   Of linear attention, without an X, dR alone, which is dv. Where channels decay, `decayed` takes
-  the place of q, k, g and documents.
+  the place of q, k, g and segments.
   """
   channels = decayed is not None
-  q, k, g, documents, whole, k_into = decayed_inputs(q, k, g, documents, decayed)
+  q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   full, erases = g is not None, X is not None
@@ -161,7 +161,7 @@ def dstates(
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _dstates_body,
-    given=[x is not None for x in (P, beta, X, g, documents, whole, k_into)],
+    given=[x is not None for x in (P, beta, X, g, segments, whole, k_into)],
     group=Hv // H,
     chunk=chunk,
     scale=scale,
@@ -174,5 +174,5 @@ def dstates(
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (q, k, do, dS, P, beta, X, g, documents, whole, k_into)
+  args = (q, k, do, dS, P, beta, X, g, segments, whole, k_into)
   return call("dstates", body, args, out_shape, **options)

@@ -119,15 +119,13 @@ def _grads_body(p, scale):
     p.dbeta[p.b, p.rows, p.h] = dbeta
 
 
-def grads(
-  q, k, v, beta, g, documents, R, dY, do, states, dstates, *, scale, chunk, interpret=False
-):
+def grads(q, k, v, beta, g, segments, R, dY, do, states, dstates, *, scale, chunk, interpret=False):
   """(dq, dk, dv, dbeta, dg) as `grads.grads`, with g [B L Hv dk]."""
   B, L, Hv, _ = v.shape
   erases = beta is not None
   options = dict(chunk=chunk, channels=True, interpret=interpret, scale=scale)
   tile = lambda kernel: tile_for(kernel, k, erases=erases, channels=True)
-  of_rule = dict(beta=beta, R=R, dY=dY, documents=documents)
+  of_rule = dict(beta=beta, R=R, dY=dY, segments=segments)
   square = jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)
   of_beta = jax.ShapeDtypeStruct((B, L, Hv), F32)
   outputs = dict(dP=square) | (dict(dA=square, dv=v, dbeta=of_beta) if erases else {})

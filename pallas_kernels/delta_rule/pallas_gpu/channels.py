@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.checks import FAR_BELOW
 from pallas_kernels.delta_rule.pallas_gpu.chunk import scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.products import BF16, F32, NT, dot
@@ -38,10 +38,10 @@ def decayed_shapes(k, Hv, chunk, erases):
   return [keys, keys, whole, *([keys] if erases else [])]
 
 
-def decayed_inputs(q, k, g, documents, decayed):
-  """(q, k, g, documents, whole, k_into) of kernels that carry a state; the last two of channels."""
+def decayed_inputs(q, k, g, segments, decayed):
+  """(q, k, g, segments, whole, k_into) of kernels that carry a state; the last two of channels."""
   if decayed is None:
-    return q, k, g, documents, None, None
+    return q, k, g, segments, None, None
   return decayed.q_into, decayed.k_out, None, None, decayed.whole, decayed.k_into
 
 
@@ -126,7 +126,7 @@ def channel_scores(q_ref, k_ref, g_ref, at, iotas, zero, block_k, with_gram):
 
 
 def store_decayed(refs, q_ref, k_ref, g_ref, at, iotas, zero, block_k, decay):
-  """Writes `Decayed` of a chunk; decay has the masks of its documents."""
+  """Writes `Decayed` of a chunk; decay has the masks of its segments."""
   q_into_ref, k_out_ref, whole_ref, *k_into_refs = refs
   n, b, rows, hk, h = at
 

@@ -29,12 +29,12 @@ def grid_iotas(chunk, zero):
 class Decay(NamedTuple):
   """Decays of one chunk; None stands for all ones."""
 
-  # (transposed=False) -> [C C] e^{b_i - b_j} for j <= i in one document, else 0. A function, so
+  # (transposed=False) -> [C C] e^{b_i - b_j} for j <= i in one segment, else 0. A function, so
   # that it is computed where it is used: 32 registers that would otherwise stay live.
   inside: Callable[..., jax.Array]
-  start: jax.Array | None  # [C] e^{b_i}, 0 for rows outside the carried document
-  end: jax.Array | None  # [C] e^{b_C - b_i}, 0 for rows outside the last row's document
-  whole: jax.Array | None  # scalar e^{b_C}, 0 if the carried document ended
+  start: jax.Array | None  # [C] e^{b_i}, 0 for rows outside the carried segment
+  end: jax.Array | None  # [C] e^{b_C - b_i}, 0 for rows outside the last row's segment
+  whole: jax.Array | None  # scalar e^{b_C}, 0 if the carried segment ended
 
 
 def _log_decay(g):
@@ -47,17 +47,17 @@ def _log_decay(g):
   return jnp.cumsum(coarse), jnp.cumsum(g - coarse), jnp.sum(coarse), jnp.sum(g - coarse)
 
 
-def load_decay(g_ref, documents_ref, b, h, start, iotas, zero):
+def load_decay(g_ref, segments_ref, b, h, start, iotas, zero):
   row, column = iotas
   rows = pl.ds(start, row.shape[0])
   carried = last = whole = None
-  if documents_ref is not None:
-    documents = documents_ref[b, rows]
-    carried_document = documents_ref[b, jnp.maximum(start - 1, 0)]
-    last_document = documents_ref[b, start + row.shape[0] - 1]
-    carried = jnp.where(documents == carried_document, 1.0, 0.0)
-    last = jnp.where(documents == last_document, 1.0, 0.0)
-    # By arithmetic: the lowering has no select on two scalars. Numbers of documents only go up.
+  if segments_ref is not None:
+    segments = segments_ref[b, rows]
+    carried_document = segments_ref[b, jnp.maximum(start - 1, 0)]
+    last_document = segments_ref[b, start + row.shape[0] - 1]
+    carried = jnp.where(segments == carried_document, 1.0, 0.0)
+    last = jnp.where(segments == last_document, 1.0, 0.0)
+    # By arithmetic: the lowering has no select on two scalars. Numbers of segments only go up.
     whole = (1 - jnp.minimum(last_document - carried_document, 1)).astype(F32)
   if g_ref is not None:
     coarse, fine, coarse_sum, fine_sum = _log_decay(g_ref[b, rows, h].astype(F32))
@@ -69,9 +69,9 @@ def load_decay(g_ref, documents_ref, b, h, start, iotas, zero):
 
   def inside(transposed=False):
     keep = row <= column if transposed else row >= column
-    if documents_ref is not None:
+    if segments_ref is not None:
       # Loaded again: their columns, 16 registers, would be live from the first load to here.
-      again = documents_ref[b, pl.ds(start + zero, row.shape[0])]
+      again = segments_ref[b, pl.ds(start + zero, row.shape[0])]
       keep = keep & (again[:, None] == again[None, :])
     if g_ref is None:
       return jnp.where(keep, 1.0, 0.0)
@@ -92,13 +92,13 @@ class Chunk(NamedTuple):
   decay: Decay
 
 
-def load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk):
+def load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk):
   start = n * chunk
   rows = pl.ds(start, chunk)
   beta = None if beta_ref is None else beta_ref[b, rows, h].astype(F32)
   zero = opaque_zero(k_ref[b, start, hk, 0] if beta_ref is None else beta_ref[b, start, h])
   iotas = grid_iotas(chunk, zero)
-  return Chunk(rows, beta, zero, iotas, load_decay(g_ref, documents_ref, b, h, start, iotas, zero))
+  return Chunk(rows, beta, zero, iotas, load_decay(g_ref, segments_ref, b, h, start, iotas, zero))
 
 
 def program_ids(group):

@@ -11,7 +11,7 @@ import jax
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
@@ -27,17 +27,17 @@ from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 
 def _body(q_ref, k_ref, v_ref, *refs, given, group, chunk, scale, block_k, block_v):
   # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C]?, beta [B L Hv]?, X [N B Hv matrices C C]?,
-  # g [B L Hv]?, documents [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
+  # g [B L Hv]?, segments [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
   # -> o [B L Hv dv], S [B Hv dk dv]
   *refs, o_ref, S_ref = refs
-  P_ref, beta_ref, X_ref, g_ref, documents_ref, whole_ref, into_ref, refs = pick(refs, *given)
+  P_ref, beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
   j, h, b, hk = program_ids(group)
   cols = pl.ds(j * block_v, block_v)
   key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
   parts = parts_for(k_ref.dtype)
 
   def step(n, S):
-    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk)
+    rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
     K = load_keys(k_ref, (b, rows, hk), key_blocks)
     K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
     KS = QS = QK = 0.0
@@ -62,21 +62,21 @@ def _body(q_ref, k_ref, v_ref, *refs, given, group, chunk, scale, block_k, block
 
 
 def forward(
-  q, k, v, beta, X, P, g, documents, S0, decayed=None, *, chunk, scale, tile=None, interpret=False
+  q, k, v, beta, X, P, g, segments, S0, decayed=None, *, chunk, scale, tile=None, interpret=False
 ):
   """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16.
 
-  Where channels decay, `decayed` takes the place of q, k, g and documents.
+  Where channels decay, `decayed` takes the place of q, k, g and segments.
   """
   channels = decayed is not None
-  q, k, g, documents, whole, k_into = decayed_inputs(q, k, g, documents, decayed)
+  q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
   tile = tile or tile_for("fwd", k, erases=X is not None, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _body,
-    given=[x is not None for x in (P, beta, X, g, documents, whole, k_into)],
+    given=[x is not None for x in (P, beta, X, g, segments, whole, k_into)],
     group=Hv // H,
     chunk=chunk,
     scale=scale,
@@ -88,5 +88,5 @@ def forward(
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
   options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (q, k, v, P, beta, X, g, documents, whole, k_into, S0)
+  args = (q, k, v, P, beta, X, g, segments, whole, k_into, S0)
   return call("fwd", body, args, out_shape, **options)

@@ -82,7 +82,7 @@ def _body(p, scale):
 
 
 def grads(
-  q, k, v, beta, g, documents, R, dY, do, states, dstates,
+  q, k, v, beta, g, segments, R, dY, do, states, dstates,
   *, chunk, scale, tile=None, interpret=False
 ):  # fmt: skip
   """(dq, dk, dv, dbeta, dg) in the inputs' dtypes; dq and dk summed over a key's value heads.
@@ -90,7 +90,7 @@ def grads(
   Of linear attention, beta None, there is no dbeta, and dv is what `dstates` calls dY.
   """
   full, erases = g is not None, beta is not None
-  of_rule = dict(beta=beta, R=R, dY=dY, g=g, documents=documents)
+  of_rule = dict(beta=beta, R=R, dY=dY, g=g, segments=segments)
   outputs = key_shapes(k, v)
   if erases:
     outputs |= dict(dv=v, dbeta=jax.ShapeDtypeStruct(beta.shape, F32))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.channels import (
   Decayed,
   channel_scores,
@@ -27,12 +27,12 @@ from pallas_kernels.delta_rule.pallas_gpu.tiles import call, scores_in_place, ti
 def _intra_body(*refs, given, chunk, channels, group, scale, block_k, precision):
   # q? [B L H dk], k [B L H dk] -> P = scale QK^T with masks and decays [N B Hv C C] if there is a
   # q, X likewise unless precision is None, and what `Decayed` has if there are channels
-  q_ref, k_ref, beta_ref, g_ref, documents_ref, refs = pick(refs, *given)
+  q_ref, k_ref, beta_ref, g_ref, segments_ref, refs = pick(refs, *given)
   P_ref, X_ref, decayed_refs = pick(refs, q_ref is not None, precision is not None)
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, zero, iotas, decay = load_chunk(
-    k_ref, beta_ref, None if channels else g_ref, documents_ref, n, b, h, hk, chunk
+    k_ref, beta_ref, None if channels else g_ref, segments_ref, n, b, h, hk, chunk
   )
 
   def over_keys(i, P):
@@ -59,7 +59,7 @@ def _intra_body(*refs, given, chunk, channels, group, scale, block_k, precision)
 
 
 def intra(
-  q, k, v, beta, g, documents, *, scale, chunk, inverse_precision, tile=None, interpret=False
+  q, k, v, beta, g, segments, *, scale, chunk, inverse_precision, tile=None, interpret=False
 ):
   """(P, X, `Decayed`) of every chunk in k's dtype.
 
@@ -78,7 +78,7 @@ def intra(
   tile = tile or tile_for(kernel, k, full=g is not None, erases=erases, channels=channels)
   body = functools.partial(
     _intra_body,
-    given=[scores, True, *(x is not None for x in (beta, g, documents))],
+    given=[scores, True, *(x is not None for x in (beta, g, segments))],
     chunk=chunk,
     channels=channels,
     group=Hv // H,
@@ -94,7 +94,7 @@ def intra(
   if channels:
     out_shape += decayed_shapes(k, Hv, chunk, erases)
   options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, erases=erases)
-  args = (q if scores else None, k, beta, g, documents)
+  args = (q if scores else None, k, beta, g, segments)
   out = call(kernel, body, args, out_shape, **options)
   P, X, decayed = pick(out, scores, inverse_precision is not None)
   return P, X, Decayed(*decayed) if channels else None

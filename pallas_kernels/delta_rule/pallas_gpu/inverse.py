@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.bf16 import PARTS
+from pallas_kernels.common.bf16 import PARTS
 from pallas_kernels.delta_rule.pallas_gpu.chunk import strict_lower
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NN, dot, split
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import bf16_parts, parts_for
+from pallas_kernels.common.bf16 import bf16_parts, parts_for
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 NN = (((1,), (0,)), ((), ()))  # a b

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, program_ids
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call
 
 _NAMES = (
-  *("q", "k", "v", "do", "states", "dstates", "g", "documents", "beta", "R", "dY", "dP", "dA"),
+  *("q", "k", "v", "do", "states", "dstates", "g", "segments", "beta", "R", "dY", "dP", "dA"),
   *("dq", "dk", "dv", "dbeta", "dg"),
 )
 
@@ -20,7 +20,7 @@ class Program:
   """One program of a (chunk, head): its refs by name, where its blocks lie in them, its decays.
 
   q, k [B L H dk], v, do [B L Hv dv], states, dstates [N B Hv dk dv], g [B L Hv] or [B L Hv dk],
-  documents [B L]; beta [B L Hv], R, dY [B L Hv dv] of the delta rule; dP, dA [N B Hv C C];
+  segments [B L]; beta [B L Hv], R, dY [B L Hv dv] of the delta rule; dP, dA [N B Hv C C];
   dq, dk [B L Hv dk], dv, dbeta, dg like what they are of. None if it was not given. Of beta, not
   its ref but that of the chunk, [C].
   """
@@ -38,7 +38,7 @@ class Program:
     self.parts = parts_for(self.v.dtype)
     some, head = (self.v, self.h) if self.k is None else (self.k, self.hk)
     self.rows, self.beta, self.zero, self.iotas, self.decay = load_chunk(
-      some, self.beta, None if channels else self.g, self.documents,
+      some, self.beta, None if channels else self.g, self.segments,
       self.n, self.b, self.h, head, chunk,
     )  # fmt: skip
 

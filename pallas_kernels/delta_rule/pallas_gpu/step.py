@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.common.gpu import call
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.tiling import pad_axis
 from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.chunk import pick
-from pallas_kernels.gpu_call import call
-from pallas_kernels.platform import only_on
-from pallas_kernels.tiling import pad_axis
 
 F32 = jnp.float32
 BLOCK_ELEMENTS = 4096  # of S per program: 32 registers a thread at 4 warps

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels import gpu, gpu_call, measured_tiles
+from pallas_kernels.common import gpu, measured_tiles
+from pallas_kernels.common.tiling import pad_axis, round_up
 from pallas_kernels.delta_rule.checks import FAR_BELOW
-from pallas_kernels.tiling import pad_axis, round_up
 
 F32 = jnp.float32
 
@@ -211,7 +211,7 @@ def _power_of_two(size):
 
 
 def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
-  """Pads to whole chunks and power-of-two head sizes; numbers the documents of a row from 0."""
+  """Pads to whole chunks and power-of-two head sizes; numbers the segments of a row from 0."""
   if chunk & (chunk - 1) or chunk < 16:
     raise ValueError(f"chunk must be a power of two of at least 16, got {chunk}")
   L = round_up(q.shape[1], chunk)
@@ -225,17 +225,17 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   elif g is not None:
     g = pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
-  documents = None
+  segments = None
   if segment_ids is not None:
-    # Counted where the id changes: one that comes back later is a new document.
+    # Counted where the id changes: one that comes back later is a new segment.
     change = (segment_ids[:, 1:] != segment_ids[:, :-1]).astype(jnp.int32)
-    documents = jnp.cumsum(jnp.pad(change, ((0, 0), (1, 0))), axis=1)
-    documents = pad_axis(documents, 1, L, "edge")
-  return q, k, v, beta, g, documents, S0
+    segments = jnp.cumsum(jnp.pad(change, ((0, 0), (1, 0))), axis=1)
+    segments = pad_axis(segments, 1, L, "edge")
+  return q, k, v, beta, g, segments, S0
 
 
 def call(kernel, body, args, out_shape, *, grid, tile, interpret, erases=True):
-  """`gpu_call.call` of a kernel of the rule, with its tile."""
+  """`gpu.call` of a kernel of the rule, with its tile."""
   name = f"{'delta_rule' if erases else 'linear_attention'}_{kernel}"
   how = dict(grid=grid, warps=tile.warps, stages=tile.stages, interpret=interpret)
-  return gpu_call.call(body, name, args, out_shape, **how)
+  return gpu.call(body, name, args, out_shape, **how)

@@ -9,7 +9,9 @@ decayed q and k.
 import functools
 from typing import NamedTuple
 
-from pallas_kernels import bf16
+from pallas_kernels.common import bf16
+from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.platform import only_on
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_gpu import channel_grads
 from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, states
@@ -18,10 +20,8 @@ from pallas_kernels.delta_rule.pallas_gpu.grads import grads
 from pallas_kernels.delta_rule.pallas_gpu.intra import intra
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
 from pallas_kernels.delta_rule.ut import pallas as ut
-from pallas_kernels.delta_rule.ut import plain
+from pallas_kernels.delta_rule.ut import reference
 from pallas_kernels.delta_rule.ut.scan import delta_rule_by_scan
-from pallas_kernels.differentiable import Kernels, by_kernels
-from pallas_kernels.platform import only_on
 
 
 class _Options(NamedTuple):
@@ -31,41 +31,41 @@ class _Options(NamedTuple):
   interpret: bool
 
 
-def _save(q, k, v, beta, g, documents, S0, *, options):
+def _save(q, k, v, beta, g, segments, S0, *, options):
   scale, chunk, inverse_precision, interpret = options
   how = dict(scale=scale, chunk=chunk, interpret=interpret)
-  P, X, decayed = intra(q, k, v, beta, g, documents, inverse_precision=inverse_precision, **how)
-  out = forward(q, k, v, beta, X, P, g, documents, S0, decayed, **how)
+  P, X, decayed = intra(q, k, v, beta, g, segments, inverse_precision=inverse_precision, **how)
+  out = forward(q, k, v, beta, X, P, g, segments, S0, decayed, **how)
   return tuple(out), (X, P if decayed is None else None)
 
 
 def _backward(args, residuals, cotangents, *, options):
-  q, k, v, beta, g, documents, S0 = args
+  q, k, v, beta, g, segments, S0 = args
   (X, P), (do, dS) = residuals, cotangents
   scale, chunk, _, interpret = options
   how = dict(scale=scale, chunk=chunk, interpret=interpret)
   decayed = None
   if g is not None and g.ndim == 4:
-    P, _, decayed = intra(q, k, v, beta, g, documents, inverse_precision=None, **how)
-  before, *R = states(k, v, beta, X, g, documents, S0, decayed, chunk=chunk, interpret=interpret)
-  dY, after, dS0 = dstates(q, k, v, beta, X, P, g, documents, do, dS, decayed, **how)
+    P, _, decayed = intra(q, k, v, beta, g, segments, inverse_precision=None, **how)
+  before, *R = states(k, v, beta, X, g, segments, S0, decayed, chunk=chunk, interpret=interpret)
+  dY, after, dS0 = dstates(q, k, v, beta, X, P, g, segments, do, dS, decayed, **how)
   # Of linear attention R is v, and dY its gradient.
   R, of_R = (R[0], dY) if R else (None, None)
   of_states = (R, of_R, do, before, after)
   if decayed is None:
-    dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, documents, *of_states, **how)
+    dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, segments, *of_states, **how)
   else:
-    dq, dk, dv, dbeta, dg = channel_grads.grads(q, k, v, beta, g, documents, *of_states, **how)
+    dq, dk, dv, dbeta, dg = channel_grads.grads(q, k, v, beta, g, segments, *of_states, **how)
   dv = dY if dv is None else dv
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
 
-def _plain(q, k, v, beta, g, documents, S0, *, options):
+def _plain(q, k, v, beta, g, segments, S0, *, options):
   scale, chunk = options.scale, options.chunk
   if g is not None and g.ndim == 4:
-    return plain.by_tokens(q, k, v, beta, g, S0, documents, scale=scale)
-  form = plain.linear_attention if beta is None else plain.delta_rule
-  return form(q, k, v, beta, g, S0, documents, scale=scale, chunk=chunk)
+    return reference.by_tokens(q, k, v, beta, g, S0, segments, scale=scale)
+  form = reference.linear_attention if beta is None else reference.delta_rule
+  return form(q, k, v, beta, g, S0, segments, scale=scale, chunk=chunk)
 
 
 def delta_rule_gpu(
@@ -133,7 +133,7 @@ def _by_kernels(q, k, v, beta, g, S0, segment_ids, options):
     save=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
     plain=functools.partial(_plain, **options),
-    refusal=NO_FORWARD_MODE,
+    unsupported_reason=NO_FORWARD_MODE,
     residual_rows=1,
   )
   o, S = by_kernels(kernels, *args)

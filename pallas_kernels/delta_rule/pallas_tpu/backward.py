@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.common.tiling import SUBLANES
 from pallas_kernels.delta_rule.pallas_tpu.channels import sums_from
 from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, as_columns, as_rows
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse
 from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
 from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
-from pallas_kernels.tiling import SUBLANES
 
 
 def _body(*refs, tile):

@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.tiling import SUBLANES
 from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, matmul
-from pallas_kernels.tiling import SUBLANES
 
 FLOOR = -20.0  # log decays below are taken as it: e^-20 is 2e-9
 
@@ -70,7 +70,7 @@ class Masks:
 
 
 class Channels:
-  """Decays of one state's chunk, from its g [C, dk]; kept: masks of the carried document.
+  """Decays of one state's chunk, from its g [C, dk]; kept: masks of the carried segment.
 
   Attributes:
     into: e^{b_i}, of the carried state in each token.

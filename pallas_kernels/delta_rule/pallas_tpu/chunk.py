@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.common.tiling import SUBLANES, round_up
 from pallas_kernels.delta_rule.pallas_tpu.channels import FLOOR, Channels, Masks
 from pallas_kernels.delta_rule.pallas_tpu.products import F32
-from pallas_kernels.tiling import SUBLANES, round_up
 
 
 class Decays:
-  """Masks and decays of one chunk, from its rows of beta, cumulative log decays and documents.
+  """Masks and decays of one chunk, from its rows of beta, cumulative log decays and segments.
 
   Attributes:
     row, col: the rows [rows, C] and their transpose, if there are any.
@@ -28,12 +28,12 @@ class Decays:
     self._kept = [None]  # [C, 1], [C, 1], [1, 1]: tokens that see the carry, reach the next, both
     if tile.packed:
       first = tile.rows - tile.sequences
-      documents = [(self.row[i : i + 1], self.col[:, i : i + 1]) for i in range(first, tile.rows)]
-      same = [row == col for row, col in documents]
+      segments = [(self.row[i : i + 1], self.col[:, i : i + 1]) for i in range(first, tile.rows)]
+      same = [row == col for row, col in segments]
       self._lower = [self._lower[0] & x for x in same]
       self._strict = [self._strict[0] & x for x in same]
       self._upper = [self._upper[0] & x for x in same]
-      self._kept = [self._carried(row[:, C - 1 :], col) for row, col in documents]
+      self._kept = [self._carried(row[:, C - 1 :], col) for row, col in segments]
     if tile.channels:
       masks = Masks(C)
       g = [jnp.maximum(gate_ref[tile.gates_at(u)].astype(F32), FLOOR) for u in range(tile.states)]
@@ -57,7 +57,7 @@ class Decays:
     return [self.tile.states * (self.tile.erases + i) + u for i in range(self.tile.gates)]
 
   def scores(self, u):
-    """e^{b_i - b_j} where j <= i in one document, else 0: [C, C]; None without decay."""
+    """e^{b_i - b_j} where j <= i in one segment, else 0: [C, C]; None without decay."""
     if not self.tile.gates:
       return None
     # Coarse parts are multiples of 2^-8: their difference is exact however far b has fallen.
@@ -65,15 +65,15 @@ class Decays:
     return jnp.exp(jnp.where(self._of_sequence(self._lower, u), sum(parts[1:], parts[0]), -1e30))
 
   def lower(self, u, x, D):
-    """x where j <= i in one document, decayed by D = scores(u), else 0."""
+    """x where j <= i in one segment, decayed by D = scores(u), else 0."""
     return jnp.where(self._of_sequence(self._lower, u), x, 0.0) if D is None else x * D
 
   def strict(self, u, x, D):
-    """x where j < i in one document, decayed by D = scores(u), else 0."""
+    """x where j < i in one segment, decayed by D = scores(u), else 0."""
     return jnp.where(self._of_sequence(self._strict, u), x if D is None else x * D, 0.0)
 
   def with_transpose(self, u, x, xT):
-    """x where j <= i in one document, above them its transpose xT, else 0."""
+    """x where j <= i in one segment, above them its transpose xT, else 0."""
     upper = jnp.where(self._of_sequence(self._upper, u), xT, 0.0)
     return jnp.where(self._of_sequence(self._lower, u), x, upper)
 

@@ -107,7 +107,7 @@ def forward(q, k, v, rows, gate, S0, *, tile, save=False, interpret=False):
 
   Args:
     rows: [B/sequences, N, Hv/heads, rows, C] float32: beta (of the delta rule) and cumulative log
-      decays of each state, number of the document within the chunk (0: the carried one) of each
+      decays of each state, number of the segment within the chunk (0: the carried one) of each
       sequence; None if there is nothing of these.
     gate: [B, L, Hv*dk] float32, log decays of key channels, or None.
     save: also return, in q's dtype, the states before each chunk [B, N, Hv, dk, dv] and, of the

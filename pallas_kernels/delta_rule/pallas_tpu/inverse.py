@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.bf16 import PARTS, bf16_parts
+from pallas_kernels.common.bf16 import PARTS, bf16_parts
 from pallas_kernels.delta_rule.pallas_tpu.products import BF16, NN, matmul
 
 

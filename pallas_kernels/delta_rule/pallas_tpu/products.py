@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.bf16 import bf16_parts
+from pallas_kernels.common.bf16 import bf16_parts
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 NN, NT, TN = ((1,), (0,)), ((1,), (1,)), ((0,), (0,))  # a b, a b^T, a^T b

@@ -8,8 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.platform import only_on
 from pallas_kernels.delta_rule.checks import check_inputs
-from pallas_kernels.platform import only_on
 
 F32 = jnp.float32
 BLOCK_BYTES = 2**20  # of state per program: long enough transfers, four buffers in VMEM

@@ -6,8 +6,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import bf16
-from pallas_kernels.tiling import LANES, TPU_VMEM_LIMIT, round_up
+from pallas_kernels.common import bf16
+from pallas_kernels.common.tiling import LANES, TPU_VMEM_LIMIT, round_up
 
 MAX_STATES = 8  # per program, where the blocks can be tiled so
 

@@ -5,14 +5,14 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.tiling import pad_axis, round_up
 from pallas_kernels.delta_rule.checks import FAR_BELOW, NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
 from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
-from pallas_kernels.delta_rule.ut import plain
-from pallas_kernels.differentiable import Kernels, by_kernels
-from pallas_kernels.platform import only_on
-from pallas_kernels.tiling import pad_axis, round_up
+from pallas_kernels.delta_rule.ut import reference
 
 F32 = jnp.float32
 
@@ -119,8 +119,8 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
 def _plain(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   args = (q, k, v, beta, g, S0, segment_ids)
   if g is not None and g.ndim == 4:
-    return plain.by_tokens(*args, scale=scale)
-  form = plain.linear_attention if beta is None else plain.delta_rule
+    return reference.by_tokens(*args, scale=scale)
+  form = reference.linear_attention if beta is None else reference.delta_rule
   return form(*args, scale=scale, chunk=chunk)
 
 
@@ -145,7 +145,7 @@ def _by_kernels(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, i
     save=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
     plain=functools.partial(_plain, scale=float(scale), chunk=tile.chunk),
-    refusal=NO_FORWARD_MODE,
+    unsupported_reason=NO_FORWARD_MODE,
   )
   return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
 

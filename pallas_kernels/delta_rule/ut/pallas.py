@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bf16 import parts_for
+from pallas_kernels.common.bf16 import parts_for
+from pallas_kernels.common.differentiable import Kernels, by_kernels
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 from pallas_kernels.delta_rule.pallas_gpu.chunk import (
   load_chunk,
@@ -26,8 +27,7 @@ from pallas_kernels.delta_rule.pallas_gpu.inverse import (
 )
 from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
-from pallas_kernels.delta_rule.ut import plain
-from pallas_kernels.differentiable import Kernels, by_kernels
+from pallas_kernels.delta_rule.ut import reference
 
 
 def _blocks(size, block):
@@ -36,14 +36,14 @@ def _blocks(size, block):
 
 
 def _forward_body(
-  k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, chunk, tile, precision
+  k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, chunk, tile, precision
 ):
   # k [B L H dk], v [B L Hv dv], beta [B L Hv] -> X [N B Hv C C], W [N B Hv C dk], U [N B Hv C dv]
-  g_ref, documents_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_documents)
+  g_ref, segments_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_segments)
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, zero, iotas, decay = load_chunk(
-    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
+    k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk
   )
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
   grams = gram(k_ref, b, rows, hk, tile.block_k)
@@ -58,15 +58,13 @@ def _forward_body(
     U_ref[n, b, h, :, cols] = times_inverse(X, V, parts).astype(U_ref.dtype)
 
 
-def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, chunk, tile):
+def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, chunk, tile):
   # X, W, U, dW, dU [N B Hv C .] -> dk [B L Hv dk], dv [B L Hv dv], dbeta, dg [B L Hv]
-  g_ref, documents_ref, refs = pick(refs, has_g, has_documents)
+  g_ref, segments_ref, refs = pick(refs, has_g, has_segments)
   X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref = refs[:8]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
-  rows, beta, _, iotas, decay = load_chunk(
-    k_ref, beta_ref, g_ref, documents_ref, n, b, h, hk, chunk
-  )
+  rows, beta, _, iotas, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
   zeros = jnp.zeros((chunk,), F32)
   square = jnp.zeros((chunk, chunk), F32)
   block_k, block_v = min(tile.block_k, k_ref.shape[-1]), min(tile.block_v, v_ref.shape[-1])
@@ -118,12 +116,12 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_documents, group, c
 
 
 def ut_transform(
-  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, tile=None, interpret=False
+  k, v, beta, g=None, segments=None, *, chunk, inverse_precision, tile=None, interpret=False
 ):
   """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V) of every chunk, as [N B Hv C .].
 
   X has an axis before its last two: for float32 it is the sum of two matrices.
-  documents [B L] numbers the documents of a row, from 0; L is a multiple of chunk and
+  segments [B L] numbers the segments of a row, from 0; L is a multiple of chunk and
   the head sizes are powers of two of at least 16. Outputs have k's dtype.
   """
   B, L, H, dk = k.shape
@@ -133,7 +131,7 @@ def ut_transform(
   body = functools.partial(
     _forward_body,
     has_g=g is not None,
-    has_documents=documents is not None,
+    has_segments=segments is not None,
     group=Hv // H,
     chunk=chunk,
     tile=tile,
@@ -144,11 +142,11 @@ def ut_transform(
     *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
   ]
   options = dict(grid=(N, Hv, B), tile=tile, interpret=interpret)
-  return call("ut_fwd", body, (k, v, beta, g, documents), out_shape, **options)
+  return call("ut_fwd", body, (k, v, beta, g, segments), out_shape, **options)
 
 
 def ut_transform_bwd(
-  k, v, beta, g, documents, X, W, U, dW, dU, *, chunk, tile=None, interpret=False
+  k, v, beta, g, segments, X, W, U, dW, dU, *, chunk, tile=None, interpret=False
 ):
   """Gradients (dk, dv, dbeta, dg) of ut_transform; dk is summed over the value heads of a key."""
   B, L, H, dk = k.shape
@@ -158,7 +156,7 @@ def ut_transform_bwd(
   body = functools.partial(
     _backward_body,
     has_g=g is not None,
-    has_documents=documents is not None,
+    has_segments=segments is not None,
     group=group,
     chunk=chunk,
     tile=tile,
@@ -169,7 +167,7 @@ def ut_transform_bwd(
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     gates,
   ] + ([gates] if g is not None else [])
-  args = (k, v, beta, g, documents, X, W, U, dW, dU)
+  args = (k, v, beta, g, segments, X, W, U, dW, dU)
   options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
   dk_heads, dV, dbeta, *dg = call("ut_bwd", body, args, out_shape, **options)
   dK = dk_heads.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) if group > 1 else dk_heads
@@ -183,7 +181,7 @@ class Options(NamedTuple):
   interpret: bool
 
 
-def transform(k, v, beta, g, documents, options):
+def transform(k, v, beta, g, segments, options):
   """(W, U) of every chunk, differentiable; the backward recomputes the inverse."""
   kernel = functools.partial(ut_transform, **options._asdict())
 
@@ -192,7 +190,7 @@ def transform(k, v, beta, g, documents, options):
     grads = ut_transform_bwd(*args, *kernel(*args), *cotangents, chunk=chunk, interpret=interpret)
     return *grads, None
 
-  return differentiable_transform(kernel, backward, options.chunk, k, v, beta, g, documents)
+  return differentiable_transform(kernel, backward, options.chunk, k, v, beta, g, segments)
 
 
 def differentiable_transform(kernel, backward, chunk, *args):
@@ -202,8 +200,8 @@ def differentiable_transform(kernel, backward, chunk, *args):
     run=run,
     save=lambda *args: (run(*args), ()),
     backward=backward,
-    plain=functools.partial(plain.transform, chunk=chunk),
-    refusal=NO_FORWARD_MODE,
+    plain=functools.partial(reference.transform, chunk=chunk),
+    unsupported_reason=NO_FORWARD_MODE,
     out_rows=1,
   )
   return by_kernels(kernels, *args)

@@ -25,14 +25,14 @@ def by_chunks(x, chunk):
   return jnp.moveaxis(x, 2, 3) if x.ndim > 3 else x
 
 
-def chunk_decays(g, documents, N, B, chunk):
+def chunk_decays(g, segments, N, B, chunk):
   """Decays of all chunks: inside [N B Hv C C], start and end [N B Hv C], whole [N B Hv]."""
   lower = np.tril(np.ones((chunk, chunk), bool))
   keep = jnp.broadcast_to(lower, (N, B, 1, chunk, chunk))
   start = end = jnp.ones((N, B, 1, chunk), F32)
   whole = jnp.ones((N, B, 1), F32)
-  if documents is not None:
-    s = by_chunks(documents, chunk)[:, :, None]  # [N B 1 C]
+  if segments is not None:
+    s = by_chunks(segments, chunk)[:, :, None]  # [N B 1 C]
     carried = jnp.concatenate([s[:1, ..., 0], s[:-1, ..., -1]])
     keep = keep & (s[..., :, None] == s[..., None, :])
     start = (s == carried[..., None]).astype(F32)
@@ -50,13 +50,13 @@ def chunk_decays(g, documents, N, B, chunk):
   return inside, start, end, whole
 
 
-def _scan_chunks(q, k, v, beta, g, documents, S0, *, scale, chunk, transform):
+def _scan_chunks(q, k, v, beta, g, segments, S0, *, scale, chunk, transform):
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   C, N = chunk, L // chunk
   dtype = k.dtype
-  W, U = transform(k, v, beta, g, documents)
-  inside, start, end, whole = chunk_decays(g, documents, N, B, C)
+  W, U = transform(k, v, beta, g, segments)
+  inside, start, end, whole = chunk_decays(g, segments, N, B, C)
   Q, K = by_chunks(q, C), by_chunks(k, C)
   heads = lambda x: jnp.repeat(x, Hv // H, axis=2)
   P = (heads(einsum("nbhck,nbhdk->nbhcd", Q, K)) * inside).astype(dtype)
@@ -77,7 +77,7 @@ def _scan_chunks(q, k, v, beta, g, documents, S0, *, scale, chunk, transform):
 
 
 def delta_rule_by_scan(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, transform):
-  """(o, S) of the delta rule where (W, U) = transform(k, v, beta, g, documents) of all chunks.
+  """(o, S) of the delta rule where (W, U) = transform(k, v, beta, g, segments) of all chunks.
 
   Its inputs alone are kept for the backward, which computes all the rest again.
   """

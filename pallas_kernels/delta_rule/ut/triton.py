@@ -9,18 +9,18 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import bf16
+from pallas_kernels.common import bf16
+from pallas_kernels.common.platform import only_on
 from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
 from pallas_kernels.delta_rule.ut import scan
 from pallas_kernels.delta_rule.ut.pallas import differentiable_transform
-from pallas_kernels.platform import only_on
 
 F32 = jnp.float32
 
 
 def ut_transform(
-  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, compute_capability=None
+  k, v, beta, g=None, segments=None, *, chunk, inverse_precision, compute_capability=None
 ):
   """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
   try:
@@ -30,21 +30,21 @@ def ut_transform(
       'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
     ) from error
   return triton_kernel.ut_transform(
-    only_on(k, "cuda", "delta_rule_triton"), v, beta, g, documents,
+    only_on(k, "cuda", "delta_rule_triton"), v, beta, g, segments,
     chunk=chunk,
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,
   )  # fmt: skip
 
 
-def ut_bwd_xla(k, v, beta, g, documents, X, W, U, dW, dU):
+def ut_bwd_xla(k, v, beta, g, segments, X, W, U, dW, dU):
   """Gradients (dk, dv, dbeta, dg) of ut_transform in plain XLA, in the inputs' dtypes."""
   B, L, H, dk = k.shape
   N, _, Hv, _, C, _ = X.shape
   einsum = scan.einsum
   K = jnp.repeat(scan.by_chunks(k, C), Hv // H, axis=2)
   V, betas = scan.by_chunks(v, C), scan.by_chunks(beta.astype(F32), C)[..., None]
-  decays = lambda g: scan.chunk_decays(g, documents, N, B, C)[:2]
+  decays = lambda g: scan.chunk_decays(g, segments, N, B, C)[:2]
   if g is None:
     inside, start = decays(None)
   else:

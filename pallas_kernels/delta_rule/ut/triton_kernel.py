@@ -6,7 +6,7 @@ import jax_triton
 import triton
 import triton.language as tl
 
-from pallas_kernels.bf16 import PARTS, parts_for
+from pallas_kernels.common.bf16 import PARTS, parts_for
 from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape
 from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
@@ -76,7 +76,7 @@ def _residual(eye, A, X):
 
 @triton.jit
 def _ut_kernel(
-  k_ptr, v_ptr, beta_ptr, g_ptr, documents_ptr, X_ptr, W_ptr, U_ptr,
+  k_ptr, v_ptr, beta_ptr, g_ptr, segments_ptr, X_ptr, W_ptr, U_ptr,
   HAS_G: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
   H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
   LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
@@ -92,10 +92,10 @@ def _ut_kernel(
   keep = row >= column
   erase = beta
   if HAS_DOCUMENTS:
-    documents = tl.load(documents_ptr + token)
-    carried = tl.load(documents_ptr + b * L + tl.maximum(n * C - 1, 0))
-    keep = keep & (documents[:, None] == documents[None, :])
-    erase = tl.where(documents == carried, erase, 0.0)
+    segments = tl.load(segments_ptr + token)
+    carried = tl.load(segments_ptr + b * L + tl.maximum(n * C - 1, 0))
+    keep = keep & (segments[:, None] == segments[None, :])
+    erase = tl.where(segments == carried, erase, 0.0)
   inside = tl.where(keep, 1.0, 0.0)
   if HAS_G:
     # Two parts whose differences do not cancel: see `chunk._log_decay`.
@@ -149,29 +149,29 @@ def _ut_kernel(
     tl.store(U_ptr + (out * C + row) * DV + cols, U.to(U_ptr.dtype.element_ty))
 
 
-def kernel_sizes(k, v, has_g, has_documents, tile, chunk, inverse_precision):
+def kernel_sizes(k, v, has_g, has_segments, tile, chunk, inverse_precision):
   """Compile-time arguments of _ut_kernel."""
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   return dict(
-    HAS_G=has_g, HAS_DOCUMENTS=has_documents, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
+    HAS_G=has_g, HAS_DOCUMENTS=has_segments, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
     LEVELS=chunk.bit_length() - 1, BLOCK_K=min(tile.block_k, dk), BLOCK_V=min(tile.block_v, dv),
     PARTS=parts_for(k.dtype), INVERSE=PARTS[inverse_precision], MATRICES=2 if k.dtype == F32 else 1,
   )  # fmt: skip
 
 
 def ut_transform(
-  k, v, beta, g=None, documents=None, *, chunk, inverse_precision, compute_capability=None
+  k, v, beta, g=None, segments=None, *, chunk, inverse_precision, compute_capability=None
 ):
   """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
   B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk
   tile = tile_for("ut_triton", k)
-  sizes = kernel_sizes(k, v, g is not None, documents is not None, tile, chunk, inverse_precision)
+  sizes = kernel_sizes(k, v, g is not None, segments is not None, tile, chunk, inverse_precision)
   unused = beta  # a pointer the kernel never reads
   return jax_triton.triton_call(
-    k, v, beta, unused if g is None else g, unused if documents is None else documents,
+    k, v, beta, unused if g is None else g, unused if segments is None else segments,
     kernel=_ut_kernel,
     out_shape=[
       inverse_shape(N, B, Hv, chunk, k.dtype),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deltanet_jax.eval.harness import Scorer
+from deltanet_jax.eval.harness import ContinuationScorer
 from deltanet_jax.eval.harness.scoring import bucket
 
 MAX_LENGTH = 32
@@ -20,7 +20,7 @@ def draw(seed=0):
 def test_scores_are_those_of_one_forward_pass(model, direct):
   requests = draw()
   counted = []
-  scores = Scorer(model, batch=8, max_length=MAX_LENGTH)(requests, counted.append)
+  scores = ContinuationScorer(model, batch=8, max_length=MAX_LENGTH)(requests, counted.append)
   assert sum(counted) == len(requests)  # 15: the last batch is not full
   for score, request in zip(scores, requests):
     logprob, greedy = direct(*request, MAX_LENGTH)
@@ -32,7 +32,7 @@ def test_the_likeliest_continuation_is_greedy(model, direct):
   context, found = [5, 6, 7], []
   for _ in range(3):
     candidates = [(context, [*found, token]) for token in range(260)]
-    scores = Scorer(model, batch=260, max_length=MAX_LENGTH)(candidates)
+    scores = ContinuationScorer(model, batch=260, max_length=MAX_LENGTH)(candidates)
     (best,) = [i for i, score in enumerate(scores) if score.greedy]
     found.append(best)
     assert scores[best].logprob == max(score.logprob for score in scores) or len(found) > 1
@@ -42,14 +42,14 @@ def test_the_likeliest_continuation_is_greedy(model, direct):
 @pytest.mark.parametrize("batch,reuse", [(3, True), (8, False)])
 def test_neither_batch_nor_reuse_changes_a_score(model, batch, reuse):
   requests = draw(1)
-  whole = Scorer(model, batch=8, max_length=MAX_LENGTH)(requests)
-  other = Scorer(model, batch=batch, max_length=MAX_LENGTH, reuse=reuse)(requests)
+  whole = ContinuationScorer(model, batch=8, max_length=MAX_LENGTH)(requests)
+  other = ContinuationScorer(model, batch=batch, max_length=MAX_LENGTH, reuse=reuse)(requests)
   assert [x.logprob for x in other] == pytest.approx([x.logprob for x in whole], abs=1e-5)
   assert [x.greedy for x in other] == [x.greedy for x in whole]
 
 
 def test_what_cannot_be_scored(model):
-  scorer = Scorer(model, batch=2, max_length=8)
+  scorer = ContinuationScorer(model, batch=2, max_length=8)
   with pytest.raises(ValueError, match="request 1 has 0 tokens of context and 1 of continuation"):
     scorer([([1], [2]), ([], [2])])
   with pytest.raises(ValueError, match="a continuation has 9 tokens, more than the 8 that"):

@@ -1,13 +1,13 @@
 """The six tasks of Mechanistic Architecture Design (Poli et al. 2024) and their settings."""
 
-from deltanet_jax.data.synthetic.drawn import Drawn
-from deltanet_jax.data.synthetic.mad.fuzzy import FuzzyRecall
-from deltanet_jax.data.synthetic.mad.recall import Recall
-from deltanet_jax.data.synthetic.mad.single import Compress, Memorize, SelectiveCopy
+from deltanet_jax.data.synthetic.base import SyntheticTask
+from deltanet_jax.data.synthetic.mad.copy_memorize_compress import Compress, Memorize, SelectiveCopy
+from deltanet_jax.data.synthetic.mad.fuzzy_recall import FuzzyRecall
+from deltanet_jax.data.synthetic.mad.in_context_recall import InContextRecall
 
-TASKS: dict[str, type[Drawn]] = dict(
-  context_recall=Recall,
-  noisy_recall=Recall,
+TASKS: dict[str, type[SyntheticTask]] = dict(
+  context_recall=InContextRecall,
+  noisy_recall=InContextRecall,
   fuzzy_recall=FuzzyRecall,
   selective_copy=SelectiveCopy,
   memorize=Memorize,
@@ -75,7 +75,7 @@ def make(
   validation_examples: int = 1280,
   test_examples: int = 1280,
   **extras,
-) -> Drawn:
+) -> SyntheticTask:
   """The task of this name; its rows are those of the benchmark, so `shape` says how long they are.
 
   Args:
@@ -99,5 +99,13 @@ def make(
   )
 
 
-__all__ = ["SETTINGS", "TASKS", "Compress", "FuzzyRecall", "Memorize", "Recall", "SelectiveCopy"]
+__all__ = [
+  "SETTINGS",
+  "TASKS",
+  "Compress",
+  "FuzzyRecall",
+  "InContextRecall",
+  "Memorize",
+  "SelectiveCopy",
+]
 __all__ += ["make"]

@@ -1,0 +1,1 @@
+"""Helpers that the kernels share: autodiff rules, bfloat16 splitting, tiling, platforms."""

@@ -1,0 +1,35 @@
+"""Slots are means of all keys and values so far, weighted by e^{s_t}; a query attends to them."""
+
+import numpy as np
+
+from tests.mixers.numpy_reference import head_output, heads, linear, rope
+
+CHANGES = [
+  ("clamp: float = 32.0", "clamp: float = 0.5"),
+  ("rope_base: float = 10000.0", "rope_base: float = 100.0"),
+  ("jnp.exp(s - z)", "jnp.exp(s)"),
+  ("before - z)", "z - before)"),
+  ("before - z)", "0.5 * (before - z))"),
+  ("scale = self.key_size**-0.5", "scale = 1.0"),
+  ("jax.nn.softmax(y, axis=-1)", "jax.nn.softmax(-y, axis=-1)"),
+]
+
+
+def softmax(x):
+  e = np.exp(x - x.max())
+  return e / e.sum()
+
+
+def plain(mixer, x):
+  qkv, H = mixer.qkv, mixer.heads
+  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k = rope(q), rope(k)
+  weight = np.exp(np.clip(heads(linear(mixer.slots, x), H), -32, 32))
+  o = np.zeros_like(v)
+  for t in range(len(x)):
+    for h in range(H):
+      w = weight[: t + 1, h]
+      mean = w / w.sum(axis=0)
+      slot_keys, slot_values = mean.T @ k[: t + 1, h], mean.T @ v[: t + 1, h]
+      o[t, h] = softmax(slot_keys @ q[t, h] / np.sqrt(q.shape[-1])) @ slot_values
+  return head_output(mixer.output, o, x)

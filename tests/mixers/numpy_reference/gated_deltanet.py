@@ -1,0 +1,44 @@
+"""S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T with a_t = e^{-A softplus(.)}."""
+
+import numpy as np
+
+from tests.mixers.numpy_reference import (
+  array,
+  head_output,
+  heads,
+  l2_norm,
+  linear,
+  short_conv,
+  sigmoid,
+  silu,
+  softplus,
+)
+
+CHANGES = [
+  ("g = -jnp.exp(self.A_log", "g = -2 * jnp.exp(self.A_log"),
+  ("g = -jnp.exp(self.A_log", "g = -jnp.exp(-self.A_log"),
+  ("+ self.dt_bias[...]", "- self.dt_bias[...]"),
+  ("jax.nn.softplus(self.decay", "jax.nn.sigmoid(self.decay"),
+  ("jax.nn.sigmoid(self.beta(x)", "2 * jax.nn.sigmoid(self.beta(x)"),
+  ('Epilogue("silu", size=dv)', "Epilogue(size=dv)"),
+  ("self.run(q, k, v, beta, g,", "self.run(q, k, v, beta, None,"),
+]
+
+
+def plain(mixer, x):
+  H, qkv = mixer.heads, mixer.qkv
+  convolved = lambda name: short_conv(getattr(qkv, f"{name}_conv"), linear(getattr(qkv, name), x))
+  q, k, v = (heads(silu(convolved(name)), H) for name in "qkv")
+  q, k = l2_norm(q), l2_norm(k)
+  beta = sigmoid(linear(mixer.beta, x))
+  decay = np.exp(
+    -np.exp(array(mixer.A_log)) * softplus(linear(mixer.decay, x) + array(mixer.dt_bias))
+  )
+  S = np.zeros((H, q.shape[-1], v.shape[-1]))
+  o = np.zeros_like(v)
+  for t in range(len(x)):
+    for h in range(H):
+      S[h] *= decay[t, h]
+      S[h] += beta[t, h] * np.outer(k[t, h], v[t, h] - k[t, h] @ S[h])
+      o[t, h] = q[t, h] @ S[h] / np.sqrt(q.shape[-1])
+  return head_output(mixer.output, o, x)

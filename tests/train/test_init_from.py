@@ -1,0 +1,151 @@
+"""A run begins with weights that another left, and goes on from its own."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from deltanet_jax.interop import save_fla
+from deltanet_jax.models import preset
+from deltanet_jax.train import InitFrom, PreemptionError, check_start, load_trained, save_weights
+from deltanet_jax.train.preemption import Stop
+from deltanet_jax.train.weights import weights_of
+from tests.support.training import (
+  finish,
+  free_address,
+  launch,
+  numbers,
+  tiny,
+  train_on,
+  train_words,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(corpus, tmp_path_factory):
+  """A run and its two exports, by kind."""
+  folder = tmp_path_factory.mktemp("initial")
+  train_on(corpus, tiny(), folder / "run", origin=dict(commit="abc"))
+  trained = load_trained(folder / "run")
+  save_weights(trained, folder / "export")
+  save_fla(trained.model, folder / "public")
+  return {kind: folder / kind for kind in ("run", "export", "public")}
+
+
+def note(workdir):
+  return json.loads((workdir / "config.json").read_text())["initial"]
+
+
+def test_the_same_weights_whoever_holds_them(folders):
+  expected = weights_of(load_trained(folders["run"]).model)
+  hashes = set()
+  for kind, folder in folders.items():
+    initial = InitFrom(folder)
+    found = initial.origin()
+    jax.tree.map(np.testing.assert_array_equal, initial.take(), expected)
+    hashes.add(found.pop("sha256"))
+    facts = {} if kind == "public" else dict(step=12, commit="abc")
+    assert found == dict(path=str(folder), kind=kind) | facts
+  assert len(hashes) == 1 and len(hashes.pop()) == 64
+
+
+def test_begins_with_them_and_goes_on_from_its_own(corpus, folders, tmp_path, monkeypatch):
+  source = shutil.copytree(folders["public"], tmp_path / "source")
+  cfg = tiny()
+  cfg.checkpoint.every = 1
+  cfg.optimizer.initial_learning_rate = 0.0  # of the first update
+  start = lambda name: train_on(corpus, cfg, tmp_path / name, initial=InitFrom(source))
+  with monkeypatch.context() as patch, pytest.raises(PreemptionError):
+    patch.setattr(Stop, "asked", lambda _, step: step == 1)
+    start("run")
+  weights = [weights_of(load_trained(x).model) for x in (tmp_path / "run", folders["run"])]
+  jax.tree.map(np.testing.assert_array_equal, *weights)
+  begun = note(tmp_path / "run")
+  assert begun["kind"] == "public" and begun["path"] == str(source)
+  start("whole")
+  source.rename(tmp_path / "away")
+  with pytest.raises(ValueError, match=r"was started with the weights of .*source, not with .*exp"):
+    train_on(corpus, cfg, tmp_path / "run", initial=InitFrom(folders["export"]))
+  start("run")  # the same command, and nothing is read
+  assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+  # Whoever takes the weights on takes that with them.
+  save_weights(load_trained(tmp_path / "run"), tmp_path / "weights")
+  assert load_trained(tmp_path / "weights").history["initial"] == begun
+  # Without a checkpoint they are needed again, and must be the same.
+  shutil.rmtree(tmp_path / "run/checkpoints")
+  with pytest.raises(ValueError, match=r"no checkpoint yet, and begins with .*source: name them"):
+    train_on(corpus, cfg, tmp_path / "run")
+  save_fla(load_trained(folders["run"], 8).model, source)
+  with pytest.raises(ValueError, match=r"source no longer holds the weights that .* was started"):
+    start("run")
+  with pytest.raises(ValueError, match="started with random weights, not with"):
+    train_on(corpus, tiny(), folders["run"], initial=InitFrom(folders["export"]))
+
+
+def changed(**changes):
+  cfg = tiny()
+  for name, value in changes.items():
+    setattr(cfg.model if hasattr(cfg.model, name) else cfg.model.mixers["deltanet"], name, value)
+  return cfg
+
+
+@pytest.mark.parametrize(
+  "cfg, said",
+  [
+    (changed(vocab=300), r"model\.vocab = 260, the configuration has 300"),
+    (changed(mlp_multiple=64), r"model\.mlp_inner = 96, the configuration has 128"),
+    (changed(conv=0), r"model\.mixers\.deltanet\.conv = 4, the configuration has 0"),
+    (changed(activation="elu"), r"model\.mixers\.deltanet\.activation = 'silu', .* has 'elu'"),
+    (
+      changed(heads=2),
+      r"(weight \S+|model\.mixers\.deltanet\.heads) = .*, the configuration has .*",
+    ),
+    (
+      tiny(model=preset("gla-tiny", vocab=260, depth=2, width=32, mlp_multiple=32)),
+      r"model\.pattern = \['deltanet', 'deltanet'\], the configuration has \['gla', 'gla'\]",
+    ),
+  ],
+)
+def test_another_model_is_refused_by_its_field(folders, tmp_path, cfg, said):
+  for kind in ("run", "public"):
+    with pytest.raises(ValueError, match=f"{kind} holds a model with {said}: give the run"):
+      check_start(cfg, tmp_path / "new", initial=InitFrom(folders[kind]))
+  assert not (tmp_path / "new").exists()
+
+
+def test_how_it_is_computed_may_change(folders, tmp_path):
+  cfg = changed(remat="full", scan=False, dtype="bfloat16", chunk=8, init_std=1.0)
+  check_start(cfg, tmp_path / "new", initial=InitFrom(folders["run"]))
+
+
+def test_steps(folders, tmp_path):
+  assert InitFrom(folders["run"], 8).origin()["step"] == 8
+  with pytest.raises(ValueError, match=r"has no checkpoint of step 3, only of \[8, 12\]"):
+    check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["run"], 3))
+  with pytest.raises(ValueError, match="is no run: it has no steps to choose from"):
+    check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["public"], 3))
+
+
+def losses(workdir):
+  return [row["loss"] for row in numbers(workdir) if "loss" in row]
+
+
+@pytest.mark.slow
+def test_the_command_on_two_devices(corpus, folders, tmp_path):
+  train_on(corpus, tiny(), tmp_path / "one", initial=InitFrom(folders["public"]))
+  words = (f"--init_from={folders['public']}", "--config.mesh.data=1", "--config.mesh.fsdp=2")
+  output = finish(launch(train_words(corpus, tmp_path / "two", *words), devices=2))
+  assert f"starting from the public weights of {folders['public']}" in output
+  assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_in_two_processes(corpus, folders, tmp_path):
+  train_on(corpus, tiny(), tmp_path / "one", initial=InitFrom(folders["run"]))
+  more = [free_address(), "--processes=2", "--config.mesh.data=1", "--config.mesh.fsdp=2"]
+  words = train_words(corpus, tmp_path / "two", *more, f"--init_from={folders['run']}")
+  for process in [launch([*words, f"--rank={rank}"]) for rank in range(2)]:
+    finish(process)
+  assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
