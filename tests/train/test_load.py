@@ -47,7 +47,7 @@ def test_no_run(tmp_path):
 
 def test_config_survives_json():
   assert from_json(to_json(tiny()), mixer_config) == tiny()
-  with pytest.raises(ValueError, match="not of this version"):
+  with pytest.raises(ValueError, match="unknown or missing fields"):
     from_json(to_json(tiny()) | {"colour": "blue"}, mixer_config)
 
 
