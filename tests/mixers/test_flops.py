@@ -17,7 +17,7 @@ from deltanet_jax.ops.triangular import unit_lower_inverse
 from experiments.aot.hlo import HloModule
 from experiments.aot.hlo_text import arrays
 from tests.support.mixers import CASES, CHUNK, D, make
-from tests.support.mutated_mixers import make_changed
+from tests.support.mutated_mixers import make_mutated, mutated_source
 
 
 def shape(*dims):
@@ -159,8 +159,7 @@ def test_an_inverse_is_a_third_of_a_cube():
   assert large - 2 * small == 2 * (64**3 - 2 * 32**3) / 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+WRONG_COSTS = pytest.mark.parametrize(
   ("kind", "old", "new"),
   [
     ("attention", "return 4 * self.heads", "return 2 * self.heads"),
@@ -168,6 +167,15 @@ def test_an_inverse_is_a_third_of_a_cube():
     ("mamba", "7 * self.cfg", "6 * self.cfg"),
   ],
 )
+
+
+@WRONG_COSTS
+def test_mutation_applies_to_the_current_source(kind, old, new):
+  compile(mutated_source(kind, old, new), kind, "exec")
+
+
+@pytest.mark.slow
+@WRONG_COSTS
 def test_a_wrong_cost_is_noticed(kind, old, new):
-  counted, said = count(make_changed(kind, old, new)[0], kind)
+  counted, said = count(make_mutated(kind, old, new)[0], kind)
   assert counted != said

@@ -18,7 +18,7 @@ def plain(mixer, x):
   return linear(mixer.out, r * o)
 
 
-CHANGES = [
+MUTATIONS = [
   ("w, u = -jnp.exp(", "w, u = -0.5 * jnp.exp("),
   ("self.bonus[...].astype(wide)", "-self.bonus[...].astype(wide)"),
   ("jax.nn.sigmoid(self.r", "jax.nn.silu(self.r"),
