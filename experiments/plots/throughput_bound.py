@@ -59,7 +59,8 @@ def tables(rows: list[dict]) -> str:
     " full rate. They are of this program: another may move less.\n"
   )
   for target, of_machine in found.items():
-    text += f"\n## {target}\n\n{table(['upper bound, tokens/s', *lengths], _by_length(of_machine, _bound))}"
+    lines = _by_length(of_machine, _bound)
+    text += f"\n## {target}\n\n{table(['upper bound, tokens/s', *lengths], lines)}"
   paper = [[TITLES[name], *(f"{1000 * x:,.0f}" for x in values)] for name, values in PAPER.items()]
   text += f"\n## The paper, measured on one H100\n\n{table(['tokens/s', *lengths], paper)}"
   header = ["model", "machine", "length", "memory, GB", "model's TFLOP", "compiled TFLOP"]
