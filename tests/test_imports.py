@@ -28,6 +28,7 @@ LEAVES = (
   "deltanet_jax.chips",
   "deltanet_jax.files",
   "deltanet_jax.host_memory",
+  "deltanet_jax.device_batches",
   "deltanet_jax.sharding",
 )
 # Operators and kernels work on arrays: they know no configuration and no data.

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from deltanet_jax import device_batches
 from deltanet_jax.data import Batch
 from deltanet_jax.models import LM
-from deltanet_jax.train import device_batches
 from deltanet_jax.train.step import Trainer
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop import load_fla
+from deltanet_jax.models.abstract import abstract_model, digest, weights_of
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.load import load_trained
 from deltanet_jax.train.multihost import raise_together, same_everywhere
-from deltanet_jax.train.weights import abstract_model, digest, weights_of
 
 # What a mixer computes does not depend on these.
 _HOW = ("chunk", "implementation")

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from deltanet_jax import device_batches
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
 from deltanet_jax.files import locked, writing
-from deltanet_jax.train import device_batches
+from deltanet_jax.models.abstract import put_on_mesh
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
@@ -23,7 +24,6 @@ from deltanet_jax.train.metrics import Log, Meter, set_aside
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.step import State, make_trainer
-from deltanet_jax.train.weights import put_on_mesh
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)

@@ -9,9 +9,9 @@ import pytest
 
 from deltanet_jax.interop import save_fla
 from deltanet_jax.models import preset
+from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import InitFrom, PreemptionError, check_start, load_trained, save_weights
 from deltanet_jax.train.preemption import Stop
-from deltanet_jax.train.weights import weights_of
 from tests.support.training import (
   finish,
   free_address,
