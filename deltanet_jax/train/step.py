@@ -107,7 +107,7 @@ class Trainer:
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
   def score(self, weights, batch: Batch) -> dict[str, Array]:
-    """Sums over the batch: loss, how many targets were the predict token, targets."""
+    """Sums over the batch: loss, how many targets were predicted (argmax), targets."""
     return self._totals(self.abstract_model.model(weights), batch, count_correct=True)
 
   def _totals(self, model, batch, **options):

@@ -95,6 +95,7 @@ def changed(**changes):
   "cfg, said",
   [
     (changed(vocab=300), r"model\.vocab = 260, the configuration has 300"),
+    (changed(logit_cap=30.0), r"model\.logit_cap = None, the configuration has 30\.0"),
     (changed(mlp_multiple=64), r"model\.mlp_inner = 96, the configuration has 128"),
     (changed(conv=0), r"model\.mixers\.deltanet\.conv = 4, the configuration has 0"),
     (changed(activation="elu"), r"model\.mixers\.deltanet\.activation = 'silu', .* has 'elu'"),
