@@ -98,12 +98,6 @@ def test_commands_do_not_import_one_another():
         assert not name.startswith(("experiments.bench", "experiments.aot")), path
 
 
-def test_no_file_is_too_long():
-  for path in FILES:
-    limit = 500 if path.is_relative_to(ROOT / "pallas_kernels") else 300
-    assert len(path.read_text().splitlines()) <= limit, path
-
-
 # What neither the core dependencies nor flax bring.
 EXTRAS = ("grain", "huggingface_hub", "matplotlib", "ml_collections", "tensorboardX", "tqdm")
 
