@@ -119,7 +119,7 @@ def _begin(
     if not from_scratch:
       raise ValueError(
         f"every checkpoint in {workdir} was damaged and moved to {DAMAGED}/: put a repaired one"
-        " back into checkpoints/, name another workdir, or start again at step 0 with --from_scratch."
+        " back into checkpoints/, name another workdir, or restart with --from_scratch."
       )
     if jax.process_index() == 0:
       set_aside(workdir)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from deltanet_jax import files
-from deltanet_jax import files
 from deltanet_jax.data import load_tokenizer, open_corpus, shipped_corpus
 from deltanet_jax.data.corpus import prepare, shuffle
 from deltanet_jax.data.corpus.sequences import evaluation_batches
