@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import Mixer, check_chunk
+from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -18,6 +18,7 @@ from deltanet_jax.mixers.layers import (
 )
 from deltanet_jax.mixers.matrix_state import attend
 from deltanet_jax.ops import logcumsumexp
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype, upcast
 from deltanet_jax.ops.logcumsumexp import EMPTY
 from deltanet_jax.ops.segments import segment_positions, segment_starts

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.config import MixerConfig, check, check_one_of
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.config import MixerConfig, check
+from deltanet_jax.ops.delta_rule import DELTA_RULE
 
 
 class Layer(NamedTuple):
@@ -73,15 +73,9 @@ class Mixer(nnx.Module, abc.ABC):
     return y[:, 0], state
 
 
-def check_chunk(chunk: int | None):
-  power = chunk is None or (chunk > 0 and chunk & (chunk - 1) == 0)
-  check(power, f"chunk is {chunk!r}, expected a power of two.")
-
-
 def check_conv(conv: int):
   check(conv == 0 or conv > 1, f"conv is {conv!r}, expected a width above 1, or 0 for none.")
 
 
 def check_implementation(implementation: str | None):
-  if implementation is not None:
-    check_one_of("implementation", implementation, Implementation)
+  DELTA_RULE.check_name(implementation)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -30,7 +30,7 @@ class BlockDeltaNetConfig(MixerConfig):
   negative_eigenvalues: bool = False
   output_gate: bool = False
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "block_size", "value_size")

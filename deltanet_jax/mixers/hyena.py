@@ -20,7 +20,7 @@ from deltanet_jax.mixers.layers import (
 )
 from deltanet_jax.ops import layer_state, long_conv, long_conv_attention
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.ops.long_conv.fft import conv_flops
 from deltanet_jax.ops.segments import number_segments, segment_positions
 from deltanet_jax.sharding import locally
 

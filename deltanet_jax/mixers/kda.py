@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -17,7 +17,7 @@ from deltanet_jax.mixers.layers import (
   split_heads,
 )
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -33,7 +33,7 @@ class KDAConfig(MixerConfig):
   conv: int = 4
   negative_eigenvalues: bool = False
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size", "gate_rank")

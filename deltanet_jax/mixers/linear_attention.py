@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.feature_maps import (
   SIGNED_FEATURES,
   SIGNED_PRODUCTS,
@@ -12,6 +12,7 @@ from deltanet_jax.mixers.feature_maps import (
 )
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import upcast
 from deltanet_jax.ops.epilogue import Epilogue
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import Mixer, check_chunk, check_conv
+from deltanet_jax.mixers.base import Mixer, check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import selective_scan
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 

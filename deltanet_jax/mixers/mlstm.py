@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
 from deltanet_jax.mixers.layers import QKV, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.segments import segment_starts
 

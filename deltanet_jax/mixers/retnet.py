@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import QKV, HeadOutput, rope, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 from deltanet_jax.ops.segments import segment_positions

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, settings
-from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer, check_chunk
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
 from deltanet_jax.mixers.layers import Linear, param
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread, zigzag
 from deltanet_jax.ops import empty_log_max_state, log_max_scan, token_shift
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.sharding import locally
 

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer
 from deltanet_jax.mixers.layers import Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread, zigzag
 from deltanet_jax.ops import token_shift
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 

@@ -6,14 +6,15 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer
 from deltanet_jax.mixers.layers import Linear, LowRank, merge_heads, param, per_head, split_heads
 from deltanet_jax.mixers.matrix_state import DPLRMixer
 from deltanet_jax.mixers.norms import HeadLayerNorm
 from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread
 from deltanet_jax.ops import l2_norm, token_shift
-from deltanet_jax.ops.dplr.api import Implementation
+from deltanet_jax.ops.checks import check_chunk
+from deltanet_jax.ops.dplr import DPLR
 from deltanet_jax.ops.dtypes import accum_dtype
 
 
@@ -27,13 +28,12 @@ class RWKV7Config(MixerConfig):
   rate_rank: int | None = None
   gate_rank: int | None = None
   chunk: int = 32
-  implementation: Implementation | None = None  # None: "chunkwise"
+  implementation: str | None = None  # None: "chunkwise"
 
   def validate(self):
     check_positive(self, "head_size", "decay_rank", "rate_rank", "gate_rank")
     check_chunk(self.chunk)
-    if self.implementation is not None:
-      check_one_of("implementation", self.implementation, Implementation)
+    DPLR.check_name(self.implementation)
 
 
 class RWKV7(DPLRMixer):

@@ -12,7 +12,7 @@ from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.ops import state_space
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.ops.long_conv.fft import conv_flops
 from deltanet_jax.sharding import locally
 
 

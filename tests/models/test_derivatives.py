@@ -91,5 +91,5 @@ def test_second_order_without_jit_and_unrolled():
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_forward_mode_of_chunks_names_what_takes_it(jit):
   model, d = model_of("deltanet")
-  with pytest.raises(TypeError, match=r'forward mode.*implementation="recurrent"'):
+  with pytest.raises(TypeError, match=r'forward-mode.*implementation="recurrent"'):
     jax.jvp(jit(loss), (model,), (d,))
