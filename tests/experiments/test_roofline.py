@@ -3,7 +3,7 @@
 import pytest
 
 from deltanet_jax.chips import CHIPS
-from experiments.aot import targets, throughput_bound, train_step
+from experiments.aot import roofline, targets, train_step
 
 
 def test_the_slowest_resource_bounds():
@@ -18,7 +18,7 @@ def test_the_slowest_resource_bounds():
 @pytest.mark.parametrize("length", [2048, 16384])
 def test_every_device_has_as_many_tokens(name, length):
   machine = targets.machine(name)
-  cfg = throughput_bound.config("deltanet", length, machine.size, "full")
+  cfg = roofline.config("deltanet", length, machine.size, "full")
   cfg.validate()
   assert cfg.data.batch * length == 16384 * machine.size
   assert cfg.data.batch % machine.size == 0
@@ -45,7 +45,7 @@ def test_remat_only_where_it_must_be(monkeypatch, name, made, remat):
     return dict(found)
 
   monkeypatch.setattr(train_step, "measure", measure)
-  metrics = throughput_bound.measure("deltanet", 2048, targets.machine(name))
+  metrics = roofline.measure("deltanet", 2048, targets.machine(name))
   assert metrics["remat"] == remat
   if made[remat] is FITS:
     assert metrics["roofline_tokens_per_second"] == 16384 / 2
