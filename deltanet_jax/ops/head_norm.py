@@ -5,12 +5,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.norms import rms_norm
 
 _MAX_SIZE = 2048  # channels of a head: a block of the kernel holds two tokens of one head
 
 
+@composable(static=("eps", "gate_activation", "implementation", "interpret"))
 def head_norm(
   x: Float[Array, "B L n"],
   scale: Float[Array, " d"],

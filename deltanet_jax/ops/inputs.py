@@ -2,10 +2,14 @@
 
 import jax.numpy as jnp
 
+from pallas_kernels.common.varying import vary_over, varying_axes
 
-def initial_state(S0, shape, dtype):
-  """Return S0 in `dtype`, zeros of `shape` if it is None."""
-  return jnp.zeros(shape, dtype) if S0 is None else S0.astype(dtype)
+
+def initial_state(S0, shape, dtype, like):
+  """Return S0 in `dtype`; zeros of `shape` if it is None, varying over the mesh axes of `like`."""
+  if S0 is not None:
+    return S0.astype(dtype)
+  return vary_over(jnp.zeros(shape, dtype), varying_axes(like))
 
 
 def cast_all(dtype, *arrays):

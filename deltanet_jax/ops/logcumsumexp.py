@@ -5,6 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import check_floating, check_segment_ids, check_shape
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.segments import segment_starts
 
@@ -12,6 +13,7 @@ from deltanet_jax.ops.segments import segment_starts
 EMPTY = -1e30
 
 
+@composable()
 def logcumsumexp(
   x: Float[Array, "B L H M"],
   *,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import target_platform
 from deltanet_jax.ops.dtypes import upcast
 from pallas_kernels.common.autodiff import custom_backward
@@ -17,6 +18,7 @@ from pallas_kernels.common.bf16 import bf16_parts
 EPS = 1e-6
 
 
+@composable(static=("eps",))
 def rms_norm(
   x: Float[Array, "*b n"], scale: Float[Array, " d"], eps: float
 ) -> Float[Array, "*b n"]:
@@ -26,6 +28,7 @@ def rms_norm(
   return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(x.dtype)
 
 
+@composable(static=("eps", "size"))
 def layer_norm(
   x: Float[Array, "*b n"],
   scale: Float[Array, " n"],
@@ -41,11 +44,13 @@ def layer_norm(
   return (y if bias is None else y + over(bias)).astype(x.dtype)
 
 
+@composable(static=("size",))
 def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / sqrt(sum(x^2) + 1e-6) for every `size` channels, all if None."""
   return _normalize(x, size or x.shape[-1], EPS, False).astype(x.dtype)
 
 
+@composable(static=("size",))
 def l1_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
   """x / (sum |x| + 1e-6) for every `size` channels, all if None."""
   y = upcast(x)

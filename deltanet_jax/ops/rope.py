@@ -2,11 +2,13 @@
 
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from pallas_kernels.common.autodiff import custom_backward
 from pallas_kernels.rope.reference import turn, unsupported_reason
 
 
+@composable(static=("base", "implementation", "interpret"))
 def rope(
   x: Float[Array, "B L H d"],
   positions: Int[Array, "B L"],

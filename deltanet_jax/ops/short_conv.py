@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator, target_platform
 from deltanet_jax.ops.dtypes import accum_dtype, upcast
 from deltanet_jax.ops.epilogue import IDENTITY, Epilogue
@@ -16,6 +17,7 @@ from pallas_kernels.common.tiling import LANES
 _MAX_WIDTH = 16  # tokens that a kernel's block sees of the previous block
 
 
+@composable(static=("epilogue", "implementation", "interpret"))
 def short_conv(
   x: Float[Array, "B L d"],
   kernel: Float[Array, "W d"],
@@ -81,6 +83,7 @@ def _prepend(x, state, segments):
   return x, None if segments is None else jnp.pad(segments, ((0, 0), (state.shape[1], 0)))
 
 
+@composable(static=("epilogues", "interpret"))
 def short_convs(
   x: Float[Array, "B L n"],
   kernels: Sequence[Float[Array, "W _"]],

@@ -3,9 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.segments import segment_starts
 
 
+@composable()
 def token_shift(
   x: Float[Array, "B L d"],
   *,

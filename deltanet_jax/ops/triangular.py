@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from deltanet_jax.ops.composable import composable
+
 # Up to this size whole matrices are multiplied under masks, above it only the blocks that change.
 # Measured on CPU, 128 matrices of 64x64: 1.9 ms at 8, 2.1 at 16, 3.7 at 32, 11.1 with masks alone.
 _BASE = 16
 
 
+@composable()
 def unit_lower_inverse(A: Float[Array, "... C C"]) -> Float[Array, "... C C"]:
   """(I + A)^-1 for strictly lower triangular A; entries on or above the diagonal are ignored.
 

@@ -112,7 +112,7 @@ def moving_leaves(tangents):
 
 
 def bind_linear(run, transpose, constants, tangents, outs):
-  shapes = tuple((x.shape, x.dtype) for x in outs)
+  shapes = tuple(jax.typeof(x).strip_weak_type() for x in outs)
   return _linear.bind(
     *constants, *tangents, run=run, transpose=transpose, count=len(constants), shapes=shapes
   )
@@ -125,7 +125,7 @@ def _run(*operands, run, count, **_):
 
 @_linear.def_abstract_eval
 def _abstract(*_, shapes, **__):
-  return [jax.core.ShapedArray(*shape) for shape in shapes]
+  return list(shapes)
 
 
 def _jvp(primals, tangents, **params):
@@ -160,9 +160,14 @@ def _batch(operands, axes, *, run, transpose, count, shapes):
       tuple(constants), tuple(tangents)
     )
 
-  shapes = tuple(((size, *shape), dtype) for shape, dtype in shapes)
+  shapes = tuple(_with_leading(x, size) for x in shapes)
   outs = _linear.bind(*operands, run=run_all, transpose=transpose_all, count=count, shapes=shapes)
   return outs, [0] * len(outs)
+
+
+def _with_leading(aval, size):
+  sharding = aval.sharding.update(spec=(None, *aval.sharding.spec))
+  return aval.update(shape=(size, *aval.shape), sharding=sharding)
 
 
 ad.primitive_jvps[_linear] = _jvp

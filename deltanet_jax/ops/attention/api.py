@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.xla import masked_attention, portable_implementation
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.segments import number_segments
 from pallas_kernels.attention.checks import unsupported_reason
 
 
+@composable(static=("window", "implementation", "interpret"))
 def causal_attention(
   q: Float[Array, "B L H d"],
   k: Float[Array, "B L Hk d"],

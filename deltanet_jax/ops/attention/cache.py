@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.attention.xla import attend, portable_implementation
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.layer_state import LayerState, read, write, write_at
 from deltanet_jax.ops.segments import segment_positions
@@ -31,6 +32,7 @@ def init_cache(B: int, M: int, heads: int, head_size: int, dtype) -> Cache:
   return Cache(zeros, zeros, jnp.zeros((), jnp.int32), jnp.zeros((B,), jnp.int32))
 
 
+@composable(static=("window",))
 def cached_attention(
   q: Float[Array, "B L H d"],
   k: Float[Array, "B L Hk d"],

@@ -11,6 +11,7 @@ from deltanet_jax.ops.checks import (
   check_segment_ids,
   check_token,
 )
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.delta_rule import parallel
 from deltanet_jax.ops.delta_rule.implementations import DELTA_RULE, Options
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
@@ -19,6 +20,7 @@ from deltanet_jax.ops.layer_state import LayerState
 from deltanet_jax.ops.segments import number_segments
 
 
+@composable(static=("scale", "chunk", "implementation", "inverse_precision", "interpret"))
 def delta_rule(
   q: Float[Array, "B L H dk"],
   k: Float[Array, "B L H dk"],
@@ -79,6 +81,7 @@ def delta_rule(
   return entry.run(*DELTA_RULE.guard_forward_mode(entry, inputs), segment_ids, options)
 
 
+@composable(static=("scale", "implementation", "interpret"))
 def delta_rule_step(
   q_t: Float[Array, "B H dk"],
   k_t: Float[Array, "B H dk"],
@@ -114,6 +117,7 @@ def delta_rule_step(
   return entry.step(token, S, g_t, float(scale), interpret)
 
 
+@composable(static=("scale",))
 def delta_rule_attention(
   q: Float[Array, "B L H dk"],
   k: Float[Array, "B L H dk"],

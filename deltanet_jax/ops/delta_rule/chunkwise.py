@@ -19,6 +19,7 @@ from deltanet_jax.ops.dtypes import matmul_precision_for
 from deltanet_jax.ops.nonfinite import has_nonfinite, nonfinite_reach, zero_nonfinite
 from deltanet_jax.ops.triangular import unit_lower_inverse
 from deltanet_jax.ops.vmap_as_batch import vmap_as_batch
+from pallas_kernels.common.varying import vary_over, varying_axes
 
 Primal = Literal["chunks", "fastest"]
 
@@ -189,7 +190,7 @@ def _nonfinite_outputs(inputs, norms, S0):
 
 
 def _empty(x):
-  return lax.empty(x.shape, x.dtype)
+  return vary_over(lax.empty(x.shape, x.dtype), varying_axes(x))
 
 
 def _over_chunks(f):

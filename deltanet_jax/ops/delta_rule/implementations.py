@@ -52,7 +52,7 @@ def _same_heads(name, form):
 
 
 def _initial_state(q, v, S0, dtype):
-  return initial_state(S0, (q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype)
+  return initial_state(S0, (q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype, v)
 
 
 def _chunkwise(q, k, v, beta, g, S0, segment_ids, options):

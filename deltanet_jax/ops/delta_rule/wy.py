@@ -4,9 +4,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from deltanet_jax.ops.composable import composable
+from deltanet_jax.ops.inputs import initial_state
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
+@composable()
 def wy_representation(
   K: Float[Array, "C dk"], V: Float[Array, "C dv"], beta: Float[Array, " C"]
 ) -> tuple[Float[Array, "C dk"], Float[Array, "C dv"]]:
@@ -23,11 +26,12 @@ def wy_representation(
 
   C, dk = K.shape
   # Rows from r on are still zero when row r is made, so the sum over i < r is a product with all.
-  WU = jnp.zeros((C, dk + V.shape[1]), V.dtype)
+  WU = initial_state(None, (C, dk + V.shape[1]), V.dtype, V)
   WU, _ = lax.scan(row, WU, (jnp.arange(C), K, V, beta))
   return WU[:, :dk], WU[:, dk:]
 
 
+@composable()
 def ut_transform(
   K: Float[Array, "C dk"], V: Float[Array, "C dv"], beta: Float[Array, " C"]
 ) -> tuple[Float[Array, "C C"], Float[Array, "C dk"], Float[Array, "C dv"]]:

@@ -10,6 +10,7 @@ from deltanet_jax.ops.checks import (
   check_qk,
   check_shape,
 )
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dplr import chunkwise, reference
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
@@ -24,6 +25,7 @@ from deltanet_jax.ops.nonfinite import (
 from deltanet_jax.ops.segments import number_segments, segment_starts
 
 
+@composable(static=("scale", "chunk", "implementation"))
 def dplr(
   q: Float[Array, "B L H dk"],
   k: Float[Array, "B L H dk"],
@@ -72,7 +74,7 @@ def dplr(
   check_floating(a=a, b=b)
   check_chunk(chunk)
   B, _, H, dk = q.shape
-  S0 = initial_state(S0, (B, H, dk, v.shape[3]), state_dtype(q, k, v, a, b, g, S0))
+  S0 = initial_state(S0, (B, H, dk, v.shape[3]), state_dtype(q, k, v, a, b, g, S0), v)
   inputs = (q, k, v, a, b, g, S0)
   entry = DPLR.resolve(implementation, *inputs)
   inputs = DPLR.guard_forward_mode(entry, inputs)
@@ -110,6 +112,7 @@ DPLR = Operator(
 )
 
 
+@composable(static=("scale",))
 def dplr_step(
   q_t: Float[Array, "B H dk"],
   k_t: Float[Array, "B H dk"],

@@ -3,6 +3,7 @@
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import check_chunk, check_floating, check_inputs, check_shape
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
 from deltanet_jax.ops.inputs import cast_all, initial_state, scaled_heads
@@ -18,6 +19,7 @@ from deltanet_jax.ops.segments import number_segments
 from pallas_kernels.delta_rule.checks import unsupported_reason
 
 
+@composable(static=("scale", "chunk", "implementation", "interpret"))
 def linear_attention(
   q: Float[Array, "B L H dk"],
   k: Float[Array, "B L H dk"],
@@ -66,6 +68,7 @@ def linear_attention(
   return entry.run(*inputs, segment_ids, float(scale), chunk, interpret)
 
 
+@composable(static=("scale", "implementation", "interpret"))
 def linear_attention_step(
   q_t: Float[Array, "B H dk"],
   k_t: Float[Array, "B H dk"],
@@ -97,7 +100,7 @@ def _prepare(q, k, v, g, h, S0, segment_ids, scale):
   B, _, _, dk = q.shape
   Hv, dv = v.shape[2:]
   dtype = state_dtype(q, k, v, g, h, S0)
-  S0 = initial_state(S0, (B, Hv, dk, dv), dtype)
+  S0 = initial_state(S0, (B, Hv, dk, dv), dtype, v)
   q, k = scaled_heads(q, k, scale, Hv, dtype)
   return q, k, *cast_all(dtype, v, g, h), S0, number_segments(segment_ids)
 

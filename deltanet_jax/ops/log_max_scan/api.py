@@ -8,11 +8,14 @@ from deltanet_jax.ops.checks import (
   check_segment_ids,
   check_shape,
 )
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.log_max_scan import chunkwise, reference
+from pallas_kernels.common.varying import vary_over, varying_axes
 
 
+@composable(static=("chunk", "implementation"))
 def log_max_scan(
   k: Float[Array, "B L D"],
   v: Float[Array, "B L D"],
@@ -56,7 +59,9 @@ def log_max_scan(
   check_chunk(chunk)
   entry = LOG_MAX_SCAN.resolve(implementation)
   dtype = state_dtype(k, v, w, u, S0)
-  S0 = empty_log_max_state(B, D, dtype) if S0 is None else S0.astype(dtype)
+  S0 = (
+    vary_over(empty_log_max_state(B, D, dtype), varying_axes(k)) if S0 is None else S0.astype(dtype)
+  )
   y, S = entry.run(k, v, w.astype(dtype), u.astype(dtype), S0, segment_ids, chunk)
   return y.astype(v.dtype), S
 

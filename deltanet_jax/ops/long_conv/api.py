@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import check_floating, check_qk, check_segment_ids, check_shape
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.long_conv import direct, fft
@@ -20,6 +21,7 @@ LONG_CONV = Operator(
 )
 
 
+@composable(static=("implementation",))
 def long_conv(
   u: Float[Array, "B L d"],
   h: Float[Array, "T H"],
@@ -58,6 +60,7 @@ def long_conv(
   return jnp.moveaxis(y, 3, 1).reshape(B, L, d).astype(u.dtype)
 
 
+@composable(static=("implementation",))
 def long_conv_attention(
   q: Float[Array, "B L H N"],
   k: Float[Array, "B L H N"],

@@ -8,6 +8,7 @@ from deltanet_jax.ops.checks import (
   check_segment_ids,
   check_shape,
 )
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.inputs import initial_state
@@ -20,6 +21,7 @@ from deltanet_jax.ops.nonfinite import (
 from deltanet_jax.ops.selective_scan import chunkwise, reference
 
 
+@composable(static=("chunk", "implementation"))
 def selective_scan(
   u: Float[Array, "B L D"],
   dt: Float[Array, "B L D"],
@@ -76,7 +78,7 @@ def selective_scan(
   check_chunk(chunk)
   entry = SELECTIVE_SCAN.resolve(implementation)
   dtype = state_dtype(u, dt, A, B, C, S0)
-  S0 = initial_state(S0, (batch, channels, N), dtype)
+  S0 = initial_state(S0, (batch, channels, N), dtype, u)
   # B and C keep their dtype until a chunk needs them.
   y, S = entry.run(u, dt.astype(dtype), A.astype(dtype), B, C, S0, segment_ids, chunk)
   if D is not None:

@@ -4,11 +4,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int
 
 from deltanet_jax.ops.checks import check_floating, check_segment_ids, check_shape
+from deltanet_jax.ops.composable import composable
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.state_space import convolution, reference
 
 
+@composable(static=("implementation",))
 def state_space(
   u: Float[Array, "B L d"],
   log_A: Complex[Array, "d N"],

@@ -3,13 +3,14 @@
 import jax.numpy as jnp
 from jax import lax
 
+from deltanet_jax.ops.inputs import initial_state
 from deltanet_jax.ops.segments import segment_starts
 
 
 def recurrent(u, log_A, B, C, S0, segment_ids):
   """(y, S), one token after the other; the state is emptied where a segment begins."""
   A = jnp.exp(log_A)[None]
-  S0 = jnp.zeros((u.shape[0], *log_A.shape), log_A.dtype) if S0 is None else S0
+  S0 = initial_state(S0, (u.shape[0], *log_A.shape), log_A.dtype, u)
 
   def step(S, x):
     u_t, begins = x

@@ -1,0 +1,91 @@
+"""Plot the metrics of one or several training runs to a PNG file.
+
+  python -m experiments.plot_run --workdir=RUN
+  python -m experiments.plot_run --workdir=A --workdir=B --out=compare.png
+  python -m experiments.plot_run --workdir=RUN --metric=validation_accuracy --metric=mfu
+
+By default: loss (training and validation), learning rate, gradient norm, throughput. The command only
+reads the runs, so they may be training.
+"""
+
+from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
+
+# isort: split
+import json
+import pathlib
+
+from absl import flags
+
+from deltanet_jax.files import writing
+from deltanet_jax.train.metrics import FILE
+from experiments.lib import app
+from experiments.plots import style
+
+_WORKDIRS = flags.DEFINE_multi_string("workdir", [], "Folder of a run; repeatable.")
+_METRICS = flags.DEFINE_multi_string(
+  "metric", [], "Also plot this metric of metrics.jsonl, in a panel of its own; repeatable."
+)
+_OUT = flags.DEFINE_string("out", None, "PNG file to write; RUN/metrics.png by default.")
+
+# Panel title -> metrics in it, the first of them as a thin line.
+_PANELS = {
+  "loss (nats per token)": ("loss", "validation_loss"),
+  "learning rate": ("learning_rate",),
+  "gradient norm": ("grad_norm",),
+  "throughput (tokens/s)": ("tokens_per_second",),
+}
+
+
+def read(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+  """Return the (step, value) pairs of each metric of a run; non-finite values are left out."""
+  path = workdir / FILE
+  if not path.exists():
+    raise ValueError(f"{workdir} has no {FILE}: expected the folder of a training run.")
+  curves: dict[str, list[tuple[int, float]]] = {}
+  for line in path.read_text().splitlines():
+    try:
+      values = json.loads(line)
+    except ValueError:  # the last line of a run that is being written
+      continue
+    step = values.pop("step")
+    for name, value in values.items():
+      if value is not None:
+        curves.setdefault(name, []).append((step, value))
+  return curves
+
+
+def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str, ...] = ()):
+  """Draw one panel per metric, one color per run."""
+  panels = _PANELS | {name: (name,) for name in more}
+  drawn, axes = style.panels(len(panels), 2, (5.0, 2.8))
+  for panel, (title, metrics) in zip(axes, panels.items()):
+    for i, (name, curves) in enumerate(runs.items()):
+      for metric in metrics:
+        if points := curves.get(metric):
+          validation = metric.startswith("validation")
+          label = f"{name}, validation" if validation else name
+          look = dict(marker="o") if validation else dict(linewidth=1.0, alpha=0.8)
+          panel.plot(*zip(*points), color=style.colour(i % 9), label=label, **look)
+    panel.set(title=title, xlabel="update")
+    if panel.lines and (len(runs) > 1 or len(panel.lines) > 1):
+      panel.legend()
+  return drawn
+
+
+def main():
+  workdirs = [pathlib.Path(x) for x in _WORKDIRS.value]
+  if not workdirs:
+    raise ValueError("--workdir is needed: the folder of a run; see --help.")
+  runs = {str(x): read(x) for x in workdirs}
+  known = sorted(set().union(*runs.values()))
+  for name in _METRICS.value:
+    if name not in known:
+      raise ValueError(f"--metric is {name!r}, but the runs have {known}.")
+  out = pathlib.Path(_OUT.value) if _OUT.value else workdirs[0] / "metrics.png"
+  with writing(out.parent):
+    figure(runs, tuple(_METRICS.value)).savefig(out, dpi=150)
+  print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+  app.run(main)
