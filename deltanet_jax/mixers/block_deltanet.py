@@ -70,12 +70,12 @@ class BlockDeltaNet(DeltaRuleMixer):
   def flops(self, length):
     """Of the chunkwise form, whose products with values every block does anew."""
     dk, dv, C = self.cfg.block_size, self.value_size, min(self.cfg.chunk or 64, length)
-    linear, erasing = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
-    return 2 * self.heads * self.blocks * (linear + erasing)
+    linear, correction = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
+    return 2 * self.heads * self.blocks * (linear + correction)
 
   def mix(self, x, segment_ids, state):
     H, m = self.heads, self.blocks
-    (q, k, v, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
+    (q, k, v, beta), convs = self.qkv(x, segment_ids, state, extra=(self.beta,))
     q, k = (split_heads(y, H * m) for y in (q, k))
     beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))

@@ -56,7 +56,7 @@ class DeltaNet(DeltaRuleMixer):
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    (*qkv, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
+    (*qkv, beta), convs = self.qkv(x, segment_ids, state, extra=(self.beta,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
     beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)

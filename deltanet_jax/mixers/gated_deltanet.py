@@ -79,8 +79,8 @@ class GatedDeltaNet(DeltaRuleMixer):
     g is None in a mixer that has no forget gate.
     """
     wide = accum_dtype(x.dtype)
-    beside = [self.beta] if self.decay is None else [self.beta, self.decay]
-    (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, beside=beside)
+    extra = [self.beta] if self.decay is None else [self.beta, self.decay]
+    (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))
     if self.decay is None:
       return qkv, beta, None, convs

@@ -68,10 +68,10 @@ class KDA(DeltaRuleMixer):
 
   def mix(self, x, segment_ids, state):
     wide = accum_dtype(x.dtype)
-    beside = (self.beta, self.decay.down)
-    (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, beside=beside)
+    extra = (self.beta, self.decay.down)
+    (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.of_down(decay)
+    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.from_down(decay)
     dt = jax.nn.softplus(decay.astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)

@@ -37,7 +37,7 @@ class Mamba(Mixer):
   Config = MambaConfig
   recurrence = "S_t = S_{t-1} ⊙ exp(-(α_t 1ᵀ) ⊙ exp(A)) + (α_t ⊙ v_t) k_tᵀ"
   readout = "o_t = S_t q_t + d ⊙ v_t"
-  engine = "selective_scan"
+  operator = "selective_scan"
   efficient_form = "associative scan in chunks"
 
   def __init__(self, cfg: MambaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):

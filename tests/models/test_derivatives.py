@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deltanet_jax.models import preset
+from deltanet_jax.models.chunked_logits import batch_totals
 from deltanet_jax.ops.testing import rel_rms
-from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
 
 RNG = np.random.default_rng(0)
