@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries."""
+"""Interoperability: public checkpoints of other libraries."""
 
 from deltanet_jax.interop.fla import fla_tensors, load_fla, save_fla
 from deltanet_jax.interop.fla_files import checkpoint_folder

@@ -1,6 +1,6 @@
-"""Public checkpoints (safetensors and config.json): loading and saving.
+"""Load and save flash-linear-attention checkpoints (safetensors and config.json).
 
-Of DeltaNet and Gated DeltaNet, with or without attention in some of the layers.
+Supports DeltaNet and Gated DeltaNet, and hybrids of either with softmax attention.
 """
 
 import json
@@ -21,7 +21,7 @@ from deltanet_jax.interop.fla_files import checkpoint_folder, read_config, read_
 from deltanet_jax.models import LM
 from deltanet_jax.models.build import abstract
 
-# Public names of a layer's weights, by their path in a block.
+# Public names of a layer's parameters, by their path in a block.
 _LAYER = {
   ("mixer_norm", "scale"): "attn_norm.weight",
   ("mixer", "qkv", "q", "kernel"): "attn.q_proj.weight",
@@ -55,11 +55,11 @@ _TOP = {
 
 
 def load_fla(checkpoint: str | pathlib.Path, dtype: str | None = None) -> LM:
-  """The model of a public checkpoint, callable on tokens; weights become float32.
+  """Load a public checkpoint as a model, with float32 parameters.
 
   Args:
-    checkpoint: a folder, or the owner/name of one on the Hugging Face hub.
-    dtype: of the computation; None takes the one in config.json.
+    checkpoint: A folder, or owner/name of a repository on the Hugging Face hub.
+    dtype: Computation dtype; None uses the one in config.json.
   """
   folder = checkpoint_folder(checkpoint)
   cfg = from_fla(read_config(folder))
@@ -71,9 +71,9 @@ def load_fla(checkpoint: str | pathlib.Path, dtype: str | None = None) -> LM:
   weights = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
   names = [_names(model, path) for path, _ in weights]
   _same_names({name for layers in names for name in layers}, set(files), folder)
-  # One weight at a time: beside the model there is never more than one of its weights.
+  # One parameter at a time: peak memory is the model plus one parameter.
   loaded = [(path, w.replace(_join(n, w.shape, files))) for n, (path, w) in zip(names, weights)]
-  # The flat state lists weights in the order of the module's leaves, but by path is safer.
+  # Updates by path, so that the order of the flat state does not matter.
   nnx.update(model, nnx.from_flat_state(loaded))
   return model
 
@@ -82,16 +82,19 @@ def save_fla(
   model: LM,
   folder: str | pathlib.Path,
   dtype: Literal["float32", "bfloat16"] | None = None,
-  beside: Mapping[str, bytes] | None = None,
+  extra_files: Mapping[str, bytes] | None = None,
 ):
-  """Writes config.json and model.safetensors to a new folder; they load as the same model.
-
-  A model that the format does not hold is an error that says why.
+  """Save config.json and model.safetensors to a new folder; `load_fla` restores the same model.
 
   Args:
-    dtype: of the tensors. None takes bfloat16 if the model computes in it and no weight would be
-      rounded, float32 else.
-    beside: more files by name, such as a tokenizer's (`Tokenizer.files`).
+    model: The model.
+    folder: New or empty folder.
+    dtype: Of the tensors. None uses bfloat16 if the model computes in it and this rounds no
+      parameter, else float32.
+    extra_files: Contents of further files by name, such as a tokenizer's (`Tokenizer.files`).
+
+  Raises:
+    ValueError: The format cannot represent the model; the message gives the reason.
   """
   options = to_fla(model.cfg)
   if dtype not in (None, "float32", "bfloat16"):
@@ -107,17 +110,17 @@ def save_fla(
     try:
       safetensors.numpy.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     except safetensors.SafetensorError as e:
-      raise OSError(f"{folder} cannot be written ({e}): name a folder that can.") from e
-    for name, content in (beside or {}).items():
+      raise OSError(f"{folder} cannot be written ({e}): choose a writable folder.") from e
+    for name, content in (extra_files or {}).items():
       (new / name).write_bytes(content)
     config = new / "config.json"
     config.write_text(json.dumps(options, indent=2, sort_keys=True) + "\n")
-    # safetensors leaves its file to its owner alone.
+    # safetensors creates its file readable only by its owner.
     (new / "model.safetensors").chmod(config.stat().st_mode)
 
 
 def fla_tensors(model: LM) -> dict[str, np.ndarray]:
-  """The weights of a model (or of its gradient) under their public names and shapes."""
+  """Return the parameters of a model (or its gradient) with their public names and shapes."""
   tensors = {}
   for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
     value = np.asarray(weight[...])
@@ -128,10 +131,10 @@ def fla_tensors(model: LM) -> dict[str, np.ndarray]:
 
 
 def _names(model, path):
-  """Public names of one weight: one, or one for each time that its layer is repeated."""
+  """Return the public names of one parameter; one per layer if it is stacked."""
   if path[0] != "stacks":
     return [_TOP[path]]
-  _, stack, _, _, block, *rest = path  # stacks.0.unit.blocks.0. and what is in the block
+  _, stack, _, _, block, *rest = path  # stacks.0.unit.blocks.0.<path in the block>
   *before, own = list(model.stacks)[: stack + 1]
   first = sum(s.times * len(s.names) for s in before) + block
   layers = range(first, first + own.times * len(own.names), len(own.names))
@@ -139,28 +142,27 @@ def _names(model, path):
 
 
 def _public(name, x):
-  """One layer's weight in its public shape."""
+  """Return one layer's parameter in its public shape, as a view."""
   if name.endswith("conv1d.weight"):
     return x.T[:, None, :]
   return x if x.ndim < 2 or name == "model.embeddings.weight" else x.T
 
 
 def _join(names, shape, files):
-  """A weight of the model from its layers in the files."""
+  """Read a parameter, stacked over layers, from the files."""
   joined = np.empty(shape, np.float32)
-  # Views in the public shape, which are written through.
+  # Views in the public shape; writing to them fills `joined`.
   views = [_public(names[0], joined)] if names[0] in _TOP.values() else map(_public, names, joined)
   for name, view in zip(names, views, strict=True):
     view[...] = read_tensor(files[name], name, view.shape)
-  # `jnp.asarray` would copy twice; and the next weight waits until this one is there.
+  # `jnp.asarray` would copy twice. Blocking limits the memory to one parameter in flight.
   return jax.block_until_ready(jax.device_put(joined))
 
 
 def _same_names(expected, found, folder):
   if missing := sorted(expected - found):
-    raise ValueError(f"{folder} lacks {len(missing)} tensors, for instance {missing[:3]}.")
+    raise ValueError(f"{folder} lacks {len(missing)} tensors, e.g. {missing[:3]}.")
   if extra := sorted(found - expected):
     raise ValueError(
-      f"{folder} has {len(extra)} tensors that its config.json leaves no place for,"
-      f" for instance {extra[:3]}."
+      f"{folder} has {len(extra)} tensors that its config.json does not describe, e.g. {extra[:3]}."
     )

@@ -1,4 +1,4 @@
-"""config.json of the public checkpoints, to and from `ModelConfig`."""
+"""Convert config.json of public checkpoints to and from `ModelConfig`."""
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop.fla_layers import (
@@ -10,8 +10,8 @@ from deltanet_jax.interop.fla_layers import (
 )
 from deltanet_jax.mixers.attention import AttentionConfig
 
-# Options that the model depends on, with the default an older file leaves out; besides a family's.
-_HONOURED = dict(
+# Options common to all families that determine the model, with the defaults for older files.
+_OPTIONS = dict(
   vocab_size=None,
   hidden_size=None,
   num_hidden_layers=None,
@@ -22,8 +22,8 @@ _HONOURED = dict(
   tie_word_embeddings=False,
   initializer_range=0.02,
 )
-_NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads")
-# Options with only one value that this library computes.
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads")
+# Options with a single supported value.
 _FIXED = dict(
   hidden_act=("swish", "silu"),
   attnres_block_size=(None,),
@@ -49,14 +49,14 @@ _IGNORED = {
 
 
 def from_fla(options: dict) -> ModelConfig:
-  """The model that a config.json describes; an option that cannot be honoured is an error."""
+  """Convert a config.json to a `ModelConfig`; raises ValueError for unsupported options."""
   o, family, dtype = _checked(options)
   width, depth = o["hidden_size"], o["num_hidden_layers"]
-  attending = read_attention(o["attn"], width, depth)
+  attention = read_attention(o["attn"], width, depth)
   own = family.read(o)
   mixers, layers = {}, []
   for i in range(depth):
-    mixer = attending.get(i, own)
+    mixer = attention.get(i, own)
     name = next((name for name, known in mixers.items() if known == mixer), None)
     if name is None:
       name = _free_name(_kind(mixer), mixers)
@@ -80,11 +80,11 @@ def from_fla(options: dict) -> ModelConfig:
 
 
 def _checked(options: dict) -> tuple[dict, Family, str]:
-  """Every option that counts, the family and the dtype, or an error."""
+  """Validate options; return those that determine the model, the family and the dtype."""
   kind = options.get("model_type")
   if kind is None and "config" in options:
     raise ValueError(
-      "config.json is that of a run or an export of this library, not of a public checkpoint: give"
+      "config.json belongs to a run or an export of this library, not to a public checkpoint: pass"
       " its folder as --workdir, or to load_trained."
     )
   if kind not in FAMILIES:
@@ -94,29 +94,27 @@ def _checked(options: dict) -> tuple[dict, Family, str]:
   for name, allowed in fixed.items():
     if name in options and options[name] not in allowed:
       raise ValueError(
-        f"config.json has {name} = {options[name]!r}, and only {allowed[0]!r} can be honoured."
+        f"config.json has {name} = {options[name]!r}, the only supported value is {allowed[0]!r}."
       )
-  missing = [name for name in _NEEDED if options.get(name) is None]
+  missing = [name for name in _REQUIRED if options.get(name) is None]
   if missing:
     raise ValueError(f"config.json lacks {missing}.")
-  for name in _NEEDED:
+  for name in _REQUIRED:
     if not is_size(options[name]):
       raise ValueError(f"config.json has {name} = {options[name]!r}, expected a positive integer.")
-  honoured = _HONOURED | family.honoured
-  known = {*honoured, *fixed, *_IGNORED, *family.ignored, "dtype", "torch_dtype"}
+  defaults = _OPTIONS | family.options
+  known = {*defaults, *fixed, *_IGNORED, *family.ignored, "dtype", "torch_dtype"}
   unknown = sorted(n for n in options if n not in known and not n.startswith("fuse_"))
   if unknown:
-    raise ValueError(
-      f"config.json has options {unknown}, which this library does not know how to honour."
-    )
+    raise ValueError(f"config.json has unsupported options {unknown}.")
   dtype = options.get("dtype", options.get("torch_dtype")) or "float32"
   if dtype not in ("float32", "bfloat16"):
     raise ValueError(f"config.json has dtype {dtype!r}, expected 'float32' or 'bfloat16'.")
-  return {name: options.get(name, default) for name, default in honoured.items()}, family, dtype
+  return {name: options.get(name, default) for name, default in defaults.items()}, family, dtype
 
 
 def _kind(mixer) -> str:
-  """What a mixer is called in a pattern, as in the presets."""
+  """Return the name of a mixer in a pattern, as in the presets."""
   if isinstance(mixer, AttentionConfig):
     return "window" if mixer.window else "global"
   return mixer.kind
@@ -128,7 +126,7 @@ def _free_name(kind: str, taken) -> str:
 
 
 def _pattern(layers: list[str]) -> tuple[str, ...]:
-  """The shortest beginning that comes at least twice and makes all layers; else all of them."""
+  """Return the shortest prefix that repeats at least twice to give all layers; else all layers."""
   periods = (*range(1, len(layers) // 2 + 1), len(layers))
   return tuple(
     layers[: next(p for p in periods if all(x == layers[i % p] for i, x in enumerate(layers)))]
@@ -136,8 +134,8 @@ def _pattern(layers: list[str]) -> tuple[str, ...]:
 
 
 def to_fla(cfg: ModelConfig) -> dict:
-  """The config.json of a model of DeltaNet or Gated DeltaNet layers, some of them attention."""
-  attending = {
+  """Convert a `ModelConfig` to config.json; raises ValueError if the format cannot represent it."""
+  attention = {
     i: cfg.mixers[name]
     for i, name in enumerate(cfg.layers)
     if isinstance(cfg.mixers[name], AttentionConfig)
@@ -147,26 +145,26 @@ def to_fla(cfg: ModelConfig) -> dict:
   if len(own) != 1 or type(own[0]) not in kinds:
     names = sorted({type(mixer).__name__ for mixer in cfg.mixers.values()})
     raise ValueError(
-      f"the model mixes tokens by {names}; the format holds only one kind of DeltaNet or Gated"
-      " DeltaNet layer, with or without attention in others."
+      f"the model has the mixers {names}; the format supports only one kind of DeltaNet or Gated"
+      " DeltaNet layer, optionally with attention in other layers."
     )
   if not cfg.mlp_width:
-    raise ValueError("the model has no MLP; the format holds only layers with one.")
-  plain = dict(mlp="swiglu", norm="rms", embedding_norm=False, logit_cap=None)
-  plain |= dict(head_bias=False, autoencoder=0, positions=0)
-  for name, value in plain.items():
+    raise ValueError("the model has no MLP; the format supports only layers with one.")
+  supported = dict(mlp="swiglu", norm="rms", embedding_norm=False, logit_cap=None)
+  supported |= dict(head_bias=False, autoencoder=0, positions=0)
+  for name, value in supported.items():
     if getattr(cfg, name) != value:
       raise ValueError(
-        f"the model has {name} = {getattr(cfg, name)!r}; the format holds only {value!r}."
+        f"the model has {name} = {getattr(cfg, name)!r}; the format supports only {value!r}."
       )
   if cfg.dtype == "float64":
-    raise ValueError("the model computes in float64; the format holds float32 or bfloat16.")
+    raise ValueError("the model computes in float64; the format supports float32 and bfloat16.")
   kind = kinds[type(own[0])]
   family = FAMILIES[kind]
   return family.write(own[0], cfg.width) | dict(
     architectures=[family.architecture],
     model_type=kind,
-    attn=write_attention(attending, cfg.width),
+    attn=write_attention(attention, cfg.width),
     attn_mode="chunk",
     vocab_size=cfg.vocab,
     hidden_size=cfg.width,

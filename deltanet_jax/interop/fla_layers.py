@@ -1,4 +1,4 @@
-"""Options of the layers in public checkpoints, to and from the settings of our mixers."""
+"""Convert layer options of public checkpoints to and from mixer configs."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ _ACTIVATIONS = ("silu", "relu", "elu", "identity")
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """What one `model_type` mixes tokens by, where no attention does."""
+  """The mixer of one `model_type`, in layers without attention."""
 
   config: type[MixerConfig]
   architecture: str
-  honoured: dict  # options that the mixer depends on, with the default an older file leaves out
-  fixed: dict  # options with only these values that this library computes
-  ignored: set  # options that the public layer does not read
+  options: dict  # options that determine the mixer, with the defaults for older files
+  fixed: dict  # options and their supported values
+  ignored: set  # options without effect on the public layer
   read: Callable[[dict], MixerConfig]
-  write: Callable[[MixerConfig, int], dict]  # with the model's width
+  write: Callable[[MixerConfig, int], dict]  # of the mixer and the model's width
 
 
 def _read_deltanet(o):
@@ -69,13 +69,13 @@ def _read_gated_deltanet(o):
   heads, size = o["num_heads"], o["head_dim"]
   if o["num_v_heads"] not in (None, heads):
     raise ValueError(
-      f"config.json has num_v_heads = {o['num_v_heads']!r}, and only {heads}, its num_heads, can be"
-      " honoured."
+      f"config.json has num_v_heads = {o['num_v_heads']!r}, expected num_heads = {heads}: other"
+      " values are unsupported."
     )
   value_size = int(size * o["expand_v"])
   if not math.isclose(value_size, size * o["expand_v"], rel_tol=1e-5):
     raise ValueError(
-      f"config.json has expand_v {o['expand_v']} and head_dim {size}, which make no whole number."
+      f"config.json has expand_v {o['expand_v']} and head_dim {size}, expected an integer product."
     )
   return GatedDeltaNetConfig(
     heads=heads,
@@ -105,10 +105,10 @@ def _write_shared(mixer):
   )
 
 
-def _ratio(part, whole):
-  """x with int(whole x) = part, which is how the ratio is read; the quotient may round below."""
-  x = part / whole
-  return x if int(whole * x) == part else math.nextafter(x, math.inf)
+def _ratio(part, total):
+  """Return x with int(total * x) == part, as readers compute it; part / total may round below."""
+  x = part / total
+  return x if int(total * x) == part else math.nextafter(x, math.inf)
 
 
 _SHARED = dict(num_heads=None, use_short_conv=True, conv_size=4, allow_neg_eigval=False)
@@ -116,7 +116,7 @@ FAMILIES = {
   "delta_net": Family(
     config=DeltaNetConfig,
     architecture="DeltaNetForCausalLM",
-    honoured=_SHARED
+    options=_SHARED
     | dict(expand_k=1.0, expand_v=1.0, use_gate=False, qk_norm="l2", qk_activation="silu"),
     fixed=dict(use_beta=(True,)),
     ignored=set(),
@@ -126,8 +126,8 @@ FAMILIES = {
   "gated_deltanet": Family(
     config=GatedDeltaNetConfig,
     architecture="GatedDeltaNetForCausalLM",
-    honoured=_SHARED | dict(head_dim=256, num_v_heads=None, expand_v=2.0, use_gate=True),
-    # Files begun from one of DeltaNet's have these; the layer has no other way.
+    options=_SHARED | dict(head_dim=256, num_v_heads=None, expand_v=2.0, use_gate=True),
+    # Present in files derived from DeltaNet configs; the layer supports no other values.
     fixed=dict(use_beta=(True,), qk_norm=("l2",), qk_activation=("silu",)),
     ignored={"expand_k"},
     read=_read_gated_deltanet,
@@ -151,23 +151,23 @@ def is_size(value: object) -> bool:
 
 
 def read_attention(attn: object, width: int, depth: int) -> dict[int, AttentionConfig]:
-  """The attention of each layer that has it, from `attn`: one group of layers, a list, or None."""
+  """Parse `attn` (a group of layers, a list of groups, or None) to a config per layer."""
   groups = [attn] if isinstance(attn, dict) else [] if attn is None else attn
   if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-    raise ValueError(f"config.json has attn = {attn!r}, expected names with values or null.")
+    raise ValueError(
+      f"config.json has attn = {attn!r}, expected an object, a list of objects or null."
+    )
   layers = {}
   for group in groups:
     missing = [name for name in ("layers", "num_heads") if group.get(name) is None]
     if missing:
       raise ValueError(f"config.json has attn without {missing}.")
     if unknown := sorted(set(group) - _ATTENTION):
-      raise ValueError(
-        f"config.json has attn with {unknown}, which this library does not know how to honour."
-      )
+      raise ValueError(f"config.json has attn with unsupported options {unknown}.")
     for name in ("qkv_bias", "qk_norm"):
       if group.get(name):
         raise ValueError(
-          f"config.json has attn with {name} = {group[name]!r}, and only False can be honoured."
+          f"config.json has attn with {name} = {group[name]!r}, expected False: it is unsupported."
         )
     heads = group["num_heads"]
     if not is_size(heads) or width % heads:
@@ -194,17 +194,17 @@ def read_attention(attn: object, width: int, depth: int) -> dict[int, AttentionC
 
 
 def write_attention(layers: dict[int, AttentionConfig], width: int) -> dict | list | None:
-  """The option `attn` for layers that attend: none, one group, or a list of groups."""
+  """Return the option `attn` for attention layers: None, one group, or a list of groups."""
   groups = []
   for mixer in dict.fromkeys(layers.values()):
     heads = mixer.heads or max(width // mixer.head_size, 1)
     if heads * mixer.head_size != width:
       raise ValueError(
-        f"attention has {heads} heads of {mixer.head_size}; the format holds only heads that fill"
-        f" the width {width}."
+        f"attention has {heads} heads of size {mixer.head_size}; the format supports only"
+        f" heads * head_size = width = {width}."
       )
     if mixer.bias or mixer.rope_base is None:
-      raise ValueError("attention has biases or no rotary positions; the format holds neither.")
+      raise ValueError("attention has biases or no RoPE; the format supports neither.")
     groups.append(
       dict(
         layers=[i for i, other in layers.items() if other == mixer],
