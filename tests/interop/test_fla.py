@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from deltanet_jax.interop import fla_tensors, load_fla, save_fla
-from deltanet_jax.interop.fla_config import from_fla
+from deltanet_jax.interop.fla import from_fla
 from deltanet_jax.ops.testing import rel_rms
 from tests.support import plain_deltanet
 from tests.support.models import random_model

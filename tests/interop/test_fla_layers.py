@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop import load_fla, save_fla
-from deltanet_jax.interop.fla_config import from_fla, to_fla
+from deltanet_jax.interop.fla import from_fla, to_fla
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
