@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import (
   QKV,
@@ -29,13 +29,13 @@ from deltanet_jax.sharding import locally
 class ABCConfig(MixerConfig):
   kind: ClassVar[str] = "abc"
 
-  heads: int = 4
-  expand_k: float = 0.5  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  slots: int = 64  # per head
-  clamp: float = 32.0  # largest log weight of a token, either way
-  rope_base: float = 10000.0
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(0.5, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  slots: int = setting(64, "Memory slots per head.")
+  clamp: float = setting(32.0, "Slot logits are clipped to [-clamp, clamp].")
+  rope_base: float = setting(10000.0, "Base of the rotary position embedding.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "slots", "clamp", "rope_base")
@@ -46,13 +46,15 @@ class ABCConfig(MixerConfig):
 class GSAConfig(MixerConfig):
   kind: ClassVar[str] = "gsa"
 
-  heads: int = 4
-  expand_k: float = 1.0  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  slots: int = 64  # per head
-  gate_temperature: float = 8.0  # log decay = log sigmoid / temperature
-  norm_eps: float = 1e-5  # of the norm of all heads together
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(1.0, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  slots: int = setting(64, "Memory slots per head.")
+  gate_temperature: float = setting(
+    8.0, "Temperature of the decay: log decay = log_sigmoid(logit) / temperature."
+  )
+  norm_eps: float = setting(1e-5, "Epsilon of the output norm, which is over all heads together.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "slots", "gate_temperature", "norm_eps")

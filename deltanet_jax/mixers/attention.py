@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, merge_heads, rope, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
@@ -16,12 +16,18 @@ from deltanet_jax.sharding import locally
 class AttentionConfig(MixerConfig):
   kind: ClassVar[str] = "attention"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  kv_heads: int | None = None  # None: as many as heads
-  window: int | None = None  # keys a token sees, its own included; None: all before it
-  rope_base: float | None = 10000.0  # None: no positions
-  bias: bool = False  # of all four maps
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head; even.")
+  kv_heads: int | None = setting(
+    None, "Number of key and value heads (grouped-query attention); None: as many as heads."
+  )
+  window: int | None = setting(
+    None, "Sliding window in tokens, the current one included; None: global attention."
+  )
+  rope_base: float | None = setting(
+    10000.0, "Base of the rotary position embedding; None: no position embedding."
+  )
+  bias: bool = setting(False, "Add biases to the q, k, v and output projections.")
 
   def validate(self):
     check_positive(self, "heads", "head_size", "kv_heads", "window", "rope_base")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
@@ -22,15 +22,23 @@ from deltanet_jax.ops.epilogue import Epilogue
 class BlockDeltaNetConfig(MixerConfig):
   kind: ClassVar[str] = "block_deltanet"
 
-  heads: int | None = None  # None: as many as fill the width with keys
-  key_size: int = 512
-  block_size: int = 128  # of keys; divides key_size
-  value_size: int = 512
-  conv: int = 4
-  negative_eigenvalues: bool = False
-  output_gate: bool = False
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: width / key_size.")
+  key_size: int = setting(512, "Key size per head (dk).")
+  block_size: int = setting(
+    128, "Keys are split into blocks of this size, each with its own delta rule; divides key_size."
+  )
+  value_size: int = setting(512, "Value size per head (dv).")
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  output_gate: bool = setting(False, "Gate the output after the per-head norm.")
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "block_size", "value_size")

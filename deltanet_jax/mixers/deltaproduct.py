@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from deltanet_jax.config import check_positive, settings
+from deltanet_jax.config import check_positive, setting, settings
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from deltanet_jax.mixers.layers import split_heads
 
@@ -15,9 +15,11 @@ class DeltaProductConfig(GatedDeltaNetConfig):
 
   kind: ClassVar[str] = "deltaproduct"
 
-  steps: int = 2  # delta steps per token
-  forget_gate: bool = True
-  negative_eigenvalues: bool = True
+  steps: int = setting(2, "Delta-rule steps (Householder factors) per token.")
+  forget_gate: bool = setting(True, "Decay the state, as in Gated DeltaNet.")
+  negative_eigenvalues: bool = setting(
+    True, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
 
   def validate(self):
     # Not super(): a class with slots is made twice, and the method belongs to the first.

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.ops.checks import check_chunk
@@ -16,10 +16,10 @@ from deltanet_jax.ops.dtypes import upcast
 class DFWConfig(MixerConfig):
   kind: ClassVar[str] = "dfw"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  output_gate: bool = True
-  chunk: int = 64
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head.")
+  output_gate: bool = setting(True, "Gate the output after the per-head norm.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "head_size")

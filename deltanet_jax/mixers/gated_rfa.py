@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.ops.checks import check_chunk
@@ -18,12 +18,16 @@ from deltanet_jax.ops.dtypes import upcast
 class GatedRFAConfig(MixerConfig):
   kind: ClassVar[str] = "gated_rfa"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  features: int = 64  # random directions per head; each gives a sine and a cosine
-  seed: int = 0  # of the directions, which are not trained and the same in every layer
-  smallest: float = 0.01  # the denominator is no smaller
-  chunk: int = 64
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head.")
+  features: int = setting(
+    64, "Random projections per head; each yields a sine and a cosine feature."
+  )
+  seed: int = setting(
+    0, "Random seed of the projections, which are not trained and equal in all layers."
+  )
+  smallest: float = setting(0.01, "Lower bound of the normalizer that outputs are divided by.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "head_size", "features", "smallest")

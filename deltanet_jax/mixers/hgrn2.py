@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, count_heads
 from deltanet_jax.mixers.layers import QKV, Linear, RMSNorm, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -17,10 +17,10 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class HGRN2Config(MixerConfig):
   kind: ClassVar[str] = "hgrn2"
 
-  key_size: int = 128  # of keys and values; as many heads as fill the width
-  norm_eps: float = 1e-5  # of the norm of all heads together
-  conv: int = 0
-  chunk: int = 64
+  key_size: int = setting(128, "Key and value size per head; divides the width.")
+  norm_eps: float = setting(1e-5, "Epsilon of the output norm, which is over all heads together.")
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "key_size", "norm_eps")

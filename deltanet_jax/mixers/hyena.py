@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer, count_heads
 from deltanet_jax.mixers.layers import (
   Linear,
@@ -35,11 +35,13 @@ _TOKENS, _FILTER, _SEGMENTS = (
 class HyenaConfig(MixerConfig):
   kind: ClassVar[str] = "hyena"
 
-  length: int = 2048  # taps of the filter; tokens further back are not seen
-  conv: int = 3  # width of the short convolution
-  features: int = 33  # of a position: itself, cosines and sines
-  filter_width: int = 64
-  frequency: float = 14.0  # of the sines between the filter's layers, at first
+  length: int = setting(2048, "Length of the long convolution filter in tokens.")
+  conv: int = setting(3, "Kernel width of the short convolution.")
+  features: int = setting(
+    33, "Positional features of the filter network: the position, cosines and sines; odd."
+  )
+  filter_width: int = setting(64, "Hidden size of the filter network.")
+  frequency: float = setting(14.0, "Initial frequency of the filter network's sine activations.")
 
   def validate(self):
     check_positive(self, "length", "filter_width", "frequency")
@@ -53,7 +55,7 @@ class HyenaConfig(MixerConfig):
 class MultiheadHyenaConfig(HyenaConfig):
   kind: ClassVar[str] = "multihead_hyena"
 
-  head_size: int = 16
+  head_size: int = setting(16, "Key and value size per head; each head has one filter.")
 
   def validate(self):
     HyenaConfig.validate(self)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
@@ -26,14 +26,22 @@ from deltanet_jax.ops.epilogue import Epilogue
 class KDAConfig(MixerConfig):
   kind: ClassVar[str] = "kda"
 
-  heads: int | None = None  # None: as many as fill the width with keys
-  key_size: int = 128
-  value_size: int = 128
-  gate_rank: int | None = None  # of the decay and of the output gate; None: the size of a value
-  conv: int = 4
-  negative_eigenvalues: bool = False
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: width / key_size.")
+  key_size: int = setting(128, "Key size per head (dk).")
+  value_size: int = setting(128, "Value size per head (dv).")
+  gate_rank: int | None = setting(
+    None, "Rank of the low-rank projections to decay and output gate; None: value_size."
+  )
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size", "gate_rank")

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.feature_maps import (
   SIGNED_FEATURES,
@@ -20,17 +20,21 @@ from deltanet_jax.ops.dtypes import upcast
 class LinearAttentionConfig(MixerConfig):
   kind: ClassVar[str] = "linear_attention"
 
-  heads: int = 4
-  expand_k: float = 1.0  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  feature_map: FeatureName = "identity"
-  dpfp_nu: int = 1  # how many rolled copies the map "dpfp" multiplies with
-  sum_norm: bool = False  # features of a query or key sum to 1
-  # Outputs are divided by phi(q_t) z_t, z the sum of keys; without, each head is normed instead,
-  # which would undo the division.
-  normalize: bool = False
-  conv: int = 0  # width of the short convolution, 0 for none
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(1.0, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  feature_map: FeatureName = setting(
+    "identity",
+    "Feature map of q and k: identity, elu, relu, t2r, hadamard, hedgehog, dpfp or taylor.",
+  )
+  dpfp_nu: int = setting(1, "Number of rolled copies in the feature map dpfp.")
+  sum_norm: bool = setting(False, "Divide the features of each q and k by their sum.")
+  # Not both: a per-head norm would undo the division.
+  normalize: bool = setting(
+    False, "Divide outputs by phi(q_t) z_t, z the sum of phi(k), instead of a per-head norm."
+  )
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "dpfp_nu")

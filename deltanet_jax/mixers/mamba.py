@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer, check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import selective_scan
@@ -19,11 +19,13 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class MambaConfig(MixerConfig):
   kind: ClassVar[str] = "mamba"
 
-  expand: int = 2  # channels over the model's width
-  state_size: int = 16  # per channel
-  dt_rank: int | None = None  # None: a sixteenth of the width, rounded up
-  conv: int = 4
-  chunk: int = 64
+  expand: int = setting(2, "Number of channels over the model width.")
+  state_size: int = setting(16, "State size per channel.")
+  dt_rank: int | None = setting(
+    None, "Rank of the projection to the step size dt; None: width / 16, rounded up."
+  )
+  conv: int = setting(4, "Kernel width of the short convolution; 0: none.")
+  chunk: int = setting(64, "Chunk size of the associative scan in tokens.")
 
   def validate(self):
     check_positive(self, "expand", "state_size", "dt_rank")

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -18,12 +18,12 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class Mamba2Config(MixerConfig):
   kind: ClassVar[str] = "mamba2"
 
-  expand: int = 2  # channels over the model's width
-  head_size: int = 64  # channels of a head
-  state_size: int = 128  # per channel
-  groups: int = 1  # of heads; those of one group share B and C
-  conv: int = 4
-  chunk: int = 64
+  expand: int = setting(2, "Number of channels over the model width.")
+  head_size: int = setting(64, "Channels per head.")
+  state_size: int = setting(128, "State size per channel.")
+  groups: int = setting(1, "Groups of heads; the heads of a group share B and C.")
+  conv: int = setting(4, "Kernel width of the short convolutions; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "expand", "head_size", "state_size", "groups")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, HeadLayerNorm, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer, head_sizes
 from deltanet_jax.ops.checks import check_chunk
@@ -18,11 +18,11 @@ from deltanet_jax.ops.segments import segment_starts
 class MLSTMConfig(MixerConfig):
   kind: ClassVar[str] = "mlstm"
 
-  heads: int = 4
-  expand_k: float = 0.5  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  gate_cap: float = 15.0  # gates' logits become cap tanh(logit / cap)
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(0.5, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  gate_cap: float = setting(15.0, "Soft cap of the gate logits: cap * tanh(logit / cap).")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "gate_cap")

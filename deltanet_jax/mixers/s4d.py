@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.ops import state_space
@@ -20,7 +20,9 @@ from deltanet_jax.sharding import locally
 class S4DConfig(MixerConfig):
   kind: ClassVar[str] = "s4d"
 
-  state_size: int = 64  # real numbers per channel: half as many complex states
+  state_size: int = setting(
+    64, "Real numbers of state per channel, twice the number of complex states; even."
+  )
 
   def validate(self):
     check_positive(self, "state_size")

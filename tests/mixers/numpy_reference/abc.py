@@ -5,8 +5,8 @@ import numpy as np
 from tests.mixers.numpy_reference import head_output, heads, linear, rope
 
 MUTATIONS = [
-  ("clamp: float = 32.0", "clamp: float = 0.5"),
-  ("rope_base: float = 10000.0", "rope_base: float = 100.0"),
+  ("clamp: float = setting(32.0", "clamp: float = setting(0.5"),
+  ("rope_base: float = setting(10000.0", "rope_base: float = setting(100.0"),
   ("jnp.exp(s - z)", "jnp.exp(s)"),
   ("before - z)", "z - before)"),
   ("before - z)", "0.5 * (before - z))"),

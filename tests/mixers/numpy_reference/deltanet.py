@@ -15,7 +15,7 @@ from tests.mixers.numpy_reference import (
 MUTATIONS = [
   ("Epilogue(cfg.activation, cfg.norm, dk)", 'Epilogue("identity", cfg.norm, dk)'),
   ("Epilogue(cfg.activation, cfg.norm, dk)", "Epilogue(cfg.activation, cfg.norm, dk // 2)"),
-  ('norm: Norm = "l2"', 'norm: Norm = "l1"'),
+  ('norm: Norm = setting("l2"', 'norm: Norm = setting("l1"'),
   ("beta = jax.nn.sigmoid(", "beta = 2 * jax.nn.sigmoid("),
   ("jax.nn.sigmoid(beta.astype", "jax.nn.sigmoid(-beta.astype"),
   ('Epilogue("silu", size=dv)', "Epilogue(size=dv)"),

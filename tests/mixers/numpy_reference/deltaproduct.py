@@ -18,7 +18,7 @@ MUTATIONS = [
   ("at(n - 1, q)", "at(0, q)"),
   ("else at(0, g)", "else at(n - 1, g)"),
   ("o[:, n - 1 :: n]", "o[:, ::n]"),
-  ("negative_eigenvalues: bool = True", "negative_eigenvalues: bool = False"),
+  ('True, "beta in (0, 2)', 'False, "beta in (0, 2)'),
 ]
 
 

@@ -5,8 +5,8 @@ import numpy as np
 from tests.mixers.numpy_reference import array, heads, linear, sigmoid
 
 MUTATIONS = [
-  ("seed: int = 0", "seed: int = 1"),
-  ("smallest: float = 0.01", "smallest: float = 0.8"),
+  ('0, "Random seed', '1, "Random seed'),
+  ("smallest: float = setting(0.01", "smallest: float = setting(0.8"),
   ("jax.nn.sigmoid(-gate)", "jax.nn.sigmoid(gate)"),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),
   ("norm + 1e-3", "norm + 1e-2"),

@@ -5,7 +5,7 @@ import numpy as np
 from tests.mixers.numpy_reference import convolved, head_output, heads, linear, sigmoid
 
 MUTATIONS = [
-  ("gate_temperature: float = 16.0", "gate_temperature: float = 1.0"),
+  ('16.0, "Temperature', '1.0, "Temperature'),
   (" / self.cfg.gate_temperature", ""),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),
   ('"silu" if cfg.conv else "identity"', '"identity"'),

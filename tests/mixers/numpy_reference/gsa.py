@@ -5,14 +5,14 @@ import numpy as np
 from tests.mixers.numpy_reference import heads, linear, rms_norm, sigmoid, silu
 
 MUTATIONS = [
-  ("gate_temperature: float = 8.0", "gate_temperature: float = 4.0"),
+  ('8.0, "Temperature', '4.0, "Temperature'),
   ("-jnp.expm1(g), g,", "jnp.exp(g), g,"),
   ("-jnp.expm1(g), g,", "-jnp.expm1(g), 2 * g,"),
   ("state, scale=1.0)", "state, scale=0.5)"),
   ("jax.nn.silu(merge_heads(o))", "merge_heads(o)"),
   ("q, k, v = (jax.nn.silu(y) for y in (q, k, v))", "pass"),
   ("h=g, scale=scale", "h=None, scale=scale"),
-  ("norm_eps: float = 1e-5", "norm_eps: float = 1e-3"),
+  ("norm_eps: float = setting(1e-5", "norm_eps: float = setting(1e-3"),
 ]
 
 

@@ -33,7 +33,7 @@ MUTATIONS = [
   ("jnp.exp(log_i - m)", "jnp.exp(m - log_i)"),
   ("log_f + before - m", "log_f + m - before"),
   ("jnp.exp(-m)[..., None]", "jnp.exp(m)[..., None]"),
-  ("gate_cap: float = 15.0", "gate_cap: float = 14.0"),
+  ("gate_cap: float = setting(15.0", "gate_cap: float = setting(14.0"),
   ("jax.nn.log_sigmoid(capped", "jnp.negative(capped"),
   ("jax.nn.sigmoid(self.gate(x))", "jax.nn.silu(self.gate(x))"),
 ]
