@@ -1,4 +1,4 @@
-"""Softmax attention, with rotary positions or none: over all earlier tokens or a sliding window."""
+"""Causal softmax attention: global or sliding-window, grouped-query, optionally with RoPE."""
 
 from typing import ClassVar
 
@@ -31,7 +31,7 @@ class AttentionConfig(MixerConfig):
 
   def validate(self):
     check_positive(self, "heads", "head_size", "kv_heads", "window", "rope_base")
-    check(self.head_size % 2 == 0, f"head_size is {self.head_size}, expected an even one.")
+    check(self.head_size % 2 == 0, f"head_size is {self.head_size}, expected an even number.")
 
 
 class Attention(Mixer):
@@ -41,7 +41,7 @@ class Attention(Mixer):
   recurrence = "K_t = [K_{t-1}; k_t], V_t = [V_{t-1}; v_t]"
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
   operator = "causal_attention"
-  efficient_form = "masked products, a window by blocks"
+  efficient_form = "masked matmuls, a window by blocks"
   kernels = "Pallas on GPU, TPU"
   decode = "cache"
   in_place = ("k", "v")
@@ -49,7 +49,7 @@ class Attention(Mixer):
   def __init__(
     self, cfg: AttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.cfg = cfg
     self.heads = cfg.heads or max(width // cfg.head_size, 1)
     self.kv_heads = cfg.kv_heads or self.heads
@@ -83,7 +83,7 @@ class Attention(Mixer):
     if self.cfg.rope_base is not None:
       start = jnp.zeros((B,), jnp.int32) if state is None else state.position
       position = segment_positions(start, L, segment_ids)
-      # Keys are stored rotated: their own position does not change any more.
+      # The cache stores rotated keys: the position of a key is fixed.
       q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     window = self.cfg.window
     if state is None:
@@ -93,12 +93,12 @@ class Attention(Mixer):
       (o,) = locally(attend, (q, k, v, segment_ids), names, (heads,))
     else:
       if window is not None and window > state.k.shape[2]:
-        window = None  # rows are shorter than the window
+        window = None  # no sequence is longer than the window
       o, state = cached_attention(q, k, v, state, window=window, segment_ids=segment_ids)
     return self.out(merge_heads(o)), state
 
   def flops(self, length):
     keys = min(length, self.cfg.window or length)
-    # Half of a causal square; a window is full but for its beginning.
+    # Mean number of visible keys: it rises to `keys` over the first `keys` tokens, then stays.
     seen = (keys + 1) / 2 * keys / length + keys * (length - keys) / length
     return 4 * self.heads * self.cfg.head_size * seen

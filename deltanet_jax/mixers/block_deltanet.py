@@ -1,7 +1,8 @@
-"""Large heads: a delta rule for each block of keys, the paper's proposal for larger states.
+"""Block DeltaNet: one delta rule per block of a large key, the paper's proposal for larger states.
 
-The transition of a head is block diagonal, so its blocks are heads of the delta rule that share
-values and beta and whose outputs are summed; no block is larger than what fits a kernel.
+The transition matrix of a head is block-diagonal. Each block runs as a head of the delta rule, with
+values and beta shared by the blocks of a head and outputs summed over them. Head sizes are thus not
+limited by what one kernel supports, only block sizes are.
 """
 
 from typing import ClassVar
@@ -65,7 +66,7 @@ class BlockDeltaNet(DeltaRuleMixer):
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.blocks = cfg.key_size // cfg.block_size
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
+    # Each block is normalized: with a key of total norm 1, a block would correct only 1/m of it.
     epilogue = Epilogue("silu", "l2", cfg.block_size), Epilogue("silu", size=dv)
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
@@ -76,7 +77,7 @@ class BlockDeltaNet(DeltaRuleMixer):
     return dict(S=jnp.zeros(shape, accum_dtype(dtype)), **self.qkv.init_state(batch, dtype))
 
   def flops(self, length):
-    """Of the chunkwise form, whose products with values every block does anew."""
+    """FLOPs of the chunkwise form; every block repeats the matmuls with values."""
     dk, dv, C = self.cfg.block_size, self.value_size, min(self.cfg.chunk or 64, length)
     linear, correction = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
     return 2 * self.heads * self.blocks * (linear + correction)

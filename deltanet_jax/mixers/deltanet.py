@@ -1,4 +1,4 @@
-"""DeltaNet: the delta rule with normalised keys (paper, sections 3.3 and 3.4)."""
+"""DeltaNet: the delta rule with normalized keys (paper, sections 3.3 and 3.4)."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""DFW (decaying fast weights): linear attention whose keys and values both decay per channel."""
+"""DFW (decaying fast weights): linear attention with per-channel decays of keys and values."""
 
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ class DFWConfig(MixerConfig):
 
 
 def _gate(width, heads, size, *, std, rngs):
-  """To the logits of a gate that starts uniform over a head's channels, away from 0 and 1."""
+  """Projection to gate logits; the bias makes initial gates uniform in (0, 1) over channels."""
   gate = Linear((width, heads * size), ("embed", "heads"), std=std, rngs=rngs, bias=True)
   edge = 1 / (size + 1)
   u = jax.random.uniform(rngs.params(), (heads * size,), jnp.float32, edge, 1 - edge)
@@ -42,7 +42,7 @@ class DFW(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} ⊙ (β_t α_tᵀ) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "plain XLA"  # values decay too, which no kernel has
+  kernels = "plain XLA"  # no kernel supports the decay of values
 
   def __init__(self, cfg: DFWConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: the delta rule with a decay per head and token."""
+"""Gated DeltaNet: the delta rule with a per-head (scalar) decay."""
 
 from typing import ClassVar
 
@@ -64,7 +64,7 @@ class GatedDeltaNet(DeltaRuleMixer):
     steps: int = 1,
     rngs,
   ):
-    """`steps` is the number of keys, values and betas of a token."""
+    """Args: steps: keys, values and betas per token (DeltaProduct)."""
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
@@ -73,25 +73,25 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, **options)
     self.beta = Linear((width, steps * H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
-    # The published range begins at 0, where the logarithm is lost.
+    # The published range starts at 0, whose logarithm is -inf.
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1e-3, 16.0)
     self.A_log = param(jnp.log(A), None)
     self.dt_bias = param(dt_bias(rngs, (H,)), None)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def projections(self, x, segment_ids, state):
-    """((q, k, v), beta, g, convolution states), q to beta with all channels in one axis.
+    """Return ((q, k, v), beta, g, convolution states), with heads not yet split.
 
-    g is None in a mixer that has no forget gate.
+    g, the log decay, is None without a forget gate.
     """
-    wide = accum_dtype(x.dtype)
+    accum = accum_dtype(x.dtype)
     extra = [self.beta] if self.decay is None else [self.beta, self.decay]
     (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, extra=extra)
-    qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))
+    qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(accum))
     if self.decay is None:
       return qkv, beta, None, convs
-    dt = jax.nn.softplus(decay[0].astype(wide) + self.dt_bias[...].astype(wide)[None, None])
-    g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
+    dt = jax.nn.softplus(decay[0].astype(accum) + self.dt_bias[...].astype(accum)[None, None])
+    g = -jnp.exp(self.A_log[...].astype(accum))[None, None] * dt
     return qkv, beta, g, convs
 
   def mix(self, x, segment_ids, state):

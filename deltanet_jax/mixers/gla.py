@@ -1,4 +1,4 @@
-"""GLA: linear attention with a decay per key channel."""
+"""GLA (gated linear attention): linear attention with a per-channel (vector) decay."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: the delta rule with a decay per key channel."""
+"""KDA (Kimi Delta Attention): the delta rule with a per-channel (vector) decay."""
 
 from typing import ClassVar
 
@@ -75,12 +75,12 @@ class KDA(DeltaRuleMixer):
     )
 
   def mix(self, x, segment_ids, state):
-    wide = accum_dtype(x.dtype)
+    accum = accum_dtype(x.dtype)
     extra = (self.beta, self.decay.down)
     (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.from_down(decay)
-    dt = jax.nn.softplus(decay.astype(wide) + self.dt_bias[...].astype(wide)[None, None])
-    g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
+    beta, decay = jax.nn.sigmoid(beta.astype(accum)), self.decay.from_down(decay)
+    dt = jax.nn.softplus(decay.astype(accum) + self.dt_bias[...].astype(accum)[None, None])
+    g = -jnp.exp(self.A_log[...].astype(accum))[None, None, :, None] * split_heads(dt, self.heads)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -1,4 +1,4 @@
-"""Linear attention: no decay; queries and keys may have a feature map, outputs a normaliser."""
+"""Linear attention without decay, with optional feature maps of q and k and a normalizer."""
 
 from typing import ClassVar
 
@@ -52,12 +52,12 @@ class LinearAttentionConfig(MixerConfig):
 class LinearAttention(LinearAttentionMixer):
   """o_t = f^-1/2 phi(q_t) S_t, S_t = S_{t-1} + phi(k_t)^T v_t for f features of a key.
 
-  Normalised, o_t is divided by f^-1/2 phi(q_t) z_t, z_t = z_{t-1} + phi(k_t).
+  If normalized, o_t is divided by f^-1/2 phi(q_t) z_t, z_t = z_{t-1} + phi(k_t).
   """
 
   Config = LinearAttentionConfig
-  recurrence = "S_t = S_{t-1} + v_t φ(k_t)ᵀ; normalised also z_t = z_{t-1} + φ(k_t)"
-  readout = "o_t = S_t φ(q_t); normalised o_t = S_t φ(q_t) / (z_tᵀ φ(q_t))"
+  recurrence = "S_t = S_{t-1} + v_t φ(k_t)ᵀ; normalized also z_t = z_{t-1} + φ(k_t)"
+  readout = "o_t = S_t φ(q_t); normalized o_t = S_t φ(q_t) / (z_tᵀ φ(q_t))"
 
   def __init__(
     self, cfg: LinearAttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
@@ -74,7 +74,7 @@ class LinearAttention(LinearAttentionMixer):
       self.output = HeadOutput(width, H, dv, False, eps=eps, std=std, rngs=rngs)
 
   def flops(self, length):
-    # Weights of feature maps are used once per head.
+    # Counting weights once covers one head; feature maps are applied to every head.
     maps = self.q_map.flops() + self.k_map.flops()
     return super().flops(length) + (self.heads - 1) * maps
 

@@ -1,4 +1,4 @@
-"""RetNet: linear attention with rotary positions and a fixed decay per head."""
+"""RetNet: linear attention with RoPE and a fixed per-head (scalar) decay."""
 
 from typing import ClassVar
 
