@@ -169,7 +169,7 @@ def test_tokens_of_other_shapes_are_refused():
     (np.zeros((0, 3), int), "BL", r"tokens has shape \[0, 3\], expected \[B L\]"),
     (np.zeros(3, int), "BL", r"tokens has shape \[3\], expected \[B L\]"),
     (np.zeros((2, 3), int), "B", r"tokens has shape \[2, 3\], expected \[B\],"),
-    (np.zeros((2, 3)), "BL", "tokens is of float64, expected an array of integers"),
+    (np.zeros((2, 3)), "BL", "tokens has dtype float64, expected an array of integers"),
     ([[1, 2]], "BL", "list.*expected an array of integers"),
   ):
     with pytest.raises(ValueError, match=words):

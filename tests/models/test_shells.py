@@ -119,13 +119,17 @@ def test_learned_positions_go_on_while_decoding_and_begin_anew_in_a_document():
 
   whole, decoded, second, alone = run(model, jnp.asarray(TOKENS))
   assert rel_rms(decoded, whole) < 1e-10 and rel_rms(second, alone) < 1e-10
-  with pytest.raises(ValueError, match="a row has 9 tokens, but the model has 7 learned positions"):
+  with pytest.raises(
+    ValueError, match="sequence length is 9, but the model has 7 learned position embeddings"
+  ):
     jax.eval_shape(model, jnp.zeros((1, 9), jnp.int32))
 
 
 def test_an_autoencoder_has_no_next_token():
   model = jax.eval_shape(lambda: build(SHELLS["compression"]))
-  with pytest.raises(ValueError, match="an autoencoder makes all tokens of a row from its last"):
+  with pytest.raises(
+    ValueError, match="an autoencoder predicts a sequence from its last hidden state"
+  ):
     model.init_state(1, 4)
   assert summarize(SHELLS["compression"]).state == 0
 
