@@ -1,4 +1,4 @@
-"""S_t = Diag(a_t) S_{t-1} + k_t v_t^T with a_t = sigmoid(.)^(1/16) per key channel."""
+"""S_t = Diag(a_t) S_{t-1} + k_t v_t^T with the per-channel decay a_t = sigmoid(.)^(1/16)."""
 
 import numpy as np
 

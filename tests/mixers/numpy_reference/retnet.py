@@ -1,4 +1,4 @@
-"""S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T in head h = 0, 1, .., rotary positions."""
+"""S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T in head h = 0, 1, .., with RoPE."""
 
 import numpy as np
 
