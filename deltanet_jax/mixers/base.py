@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import MixerConfig, check
+from deltanet_jax.mixers.composable_method import composable_method
 from deltanet_jax.ops.delta_rule import DELTA_RULE
 
 
@@ -65,11 +66,13 @@ class Mixer(nnx.Module, abc.ABC):
   def recurrent_state(self) -> int | None:
     """Size of "S" for one sequence; None if the state grows with the sequence length."""
 
+  @composable_method()
   def __call__(
     self, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"] | None = None
   ) -> Float[Array, "B L D"]:
     return self.mix(x, segment_ids, None)[0]
 
+  @composable_method(like={1: "state"})
   def step(self, x_t: Float[Array, "B D"], state: Any) -> tuple[Float[Array, "B D"], Any]:
     """Decode one token."""
     y, state = self.mix(x_t[:, None], None, state)

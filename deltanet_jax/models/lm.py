@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import mixer_class
+from deltanet_jax.mixers.composable_method import composable_method
 from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.models.autoencoder import Decoder
 from deltanet_jax.models.block import make_norm
@@ -47,7 +48,8 @@ class LM(nnx.Module):
   def __call__(
     self, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
   ) -> Float[Array, "B L V"]:
-    return self.logits(self.features(tokens, segment_ids)[0])
+    self._check(tokens, segment_ids)
+    return self._forward(tokens, segment_ids)
 
   def features(
     self,
@@ -62,10 +64,29 @@ class LM(nnx.Module):
       state: decoding state before the first token; None starts from zero.
       dropout: random key of the embedding dropout for each sequence; None: no dropout.
     """
+    self._check(tokens, segment_ids, state)
+    return self._features(tokens, segment_ids, state, dropout)
+
+  def _check(self, tokens, segment_ids, state=None):
     check_tokens(tokens, "BL", self.cfg.vocab)
     check_segment_ids(segment_ids, np.shape(tokens))
     if state is not None:
       self._check_decodes()
+
+  @composable_method()
+  def _forward(
+    self, tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"] | None
+  ) -> Float[Array, "B L V"]:
+    return self.logits(self._features(tokens, segment_ids, None, None)[0])
+
+  @composable_method(like={1: "state"})
+  def _features(
+    self,
+    tokens: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"] | None,
+    state: Any,
+    dropout: Key[Array, " B"] | None,
+  ) -> tuple[Float[Array, "B L D"], Any]:
     # Gather from a replicated table: the compiler partitions a gather from a sharded one badly. And
     # in float32: the gradient of an embedding sums over all its occurrences.
     x = constrain(self.embedding[...], None, None)[tokens]
@@ -145,14 +166,22 @@ class LM(nnx.Module):
     self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None
   ) -> tuple[Float[Array, "B L V"], Any]:
     """Continue from `state` with several tokens at once; return logits and the new state."""
-    x, state = self.features(tokens, segment_ids, state)
+    self._check(tokens, segment_ids, state)
+    return self._continue(tokens, state, segment_ids)
+
+  @composable_method(like={1: "state"})
+  def _continue(
+    self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None
+  ) -> tuple[Float[Array, "B L V"], Any]:
+    x, state = self._features(tokens, segment_ids, state, None)
     return self.logits(x), state
 
   def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
     """Decode one token: return logits and the new state."""
     check_tokens(tokens, "B", self.cfg.vocab)
-    x, state = self.features(tokens[:, None], None, state)
-    return self.logits(x[:, 0]), state
+    self._check_decodes()
+    logits, state = self._continue(tokens[:, None], state, None)
+    return logits[:, 0], state
 
 
 def check_tokens(tokens, axes: str, vocab: int):

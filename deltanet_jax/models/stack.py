@@ -14,6 +14,7 @@ from deltanet_jax.mixers import Layer
 from deltanet_jax.models.block import Block
 from deltanet_jax.ops import layer_state
 from deltanet_jax.sharding import constrain
+from pallas_kernels.common.varying import vary_over, varying_axes
 
 _POLICIES = {
   "full": jax.checkpoint_policies.nothing_saveable,
@@ -91,10 +92,15 @@ class Stack(nnx.Module):
       # The stacked states are carried and updated in place: as scanned inputs and outputs they
       # would be copied for every token.
       (x, states), (unit, layer, bounds) = carry, xs
-      return unit(constrain(x, "batch", "length", None), segment_ids, states, layer, bounds), None
+      carry = unit(constrain(x, "batch", "length", None), segment_ids, states, layer, bounds)
+      return carry, nnx.state(unit, nnx.RngState)
 
     if self.remat != "none" and states is None:
       # Inside a scan, XLA cannot merge the recomputation with the forward pass (CSE).
       body = jax.checkpoint(body, policy=_POLICIES[self.remat], prevent_cse=not self.scan)
     layers = (self.unit, jnp.arange(self.times, dtype=jnp.int32), bounds)
-    return lax.scan(body, (x, states), layers, unroll=1 if self.scan else self.times)[0]
+    # Inside a shard_map the carry varies over the mesh axes of everything that it is computed from.
+    carry = vary_over((x, states), varying_axes(x, states, segment_ids, layers))
+    carry, rng_states = lax.scan(body, carry, layers, unroll=1 if self.scan else self.times)
+    nnx.update(self.unit, rng_states)
+    return carry

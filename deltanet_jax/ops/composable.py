@@ -1,18 +1,18 @@
-"""Operators inside the user's own JAX code: eager calls, `shard_map`, explicit sharding.
+"""Functions that compose with the user's own JAX code: eager calls, `shard_map`, explicit sharding.
 
-`composable` decorates the public operators. It
-- compiles an operator once per shapes, dtypes and options: a second eager call, or `jax.grad` of
-  one, compiles nothing. Inside a user's `jax.jit` the operator is inlined;
+`composable` decorates the public operators and the methods of modules. It
+- compiles a function once per shapes, dtypes and options: a second eager call, or `jax.grad` of
+  one, compiles nothing. Inside a `jax.jit` of the user the compiler inlines the call;
 - gives all arrays the same varying mesh axes, which `jax.shard_map(check_vma=True)` demands of the
   carry of a loop and of a custom derivative;
-- on a mesh with explicit axes (`AxisType.Explicit`) leaves the inside of the operator to the
-  partitioner, and shards the results as the annotations of the operator name their axes.
+- on a mesh with explicit axes (`AxisType.Explicit`) leaves the inside of the function to the
+  partitioner, and shards the results by the axis names in the function's annotations.
 """
 
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -20,29 +20,37 @@ from jax.sharding import AxisType, PartitionSpec
 from pallas_kernels.common.varying import vary_together
 
 
-def composable(*, static: Sequence[str] = ()) -> Callable[[Callable], Callable]:
-  """Decorate an operator so that it composes with the user's code; see the module docstring.
+def composable(
+  *,
+  static: Sequence[str] = (),
+  like: Mapping[int, str] | None = None,
+  also: Callable = lambda specs: specs,
+) -> Callable[[Callable], Callable]:
+  """Decorate a function so that it composes with the user's code; see the module docstring.
 
   Args:
     static: Names of the arguments that are not arrays. They must be hashable.
+    like: Position of a result -> name of the argument whose structure and sharding it has, for
+      results that are not one array.
+    also: Function of the PartitionSpecs of the annotated results, for a function that returns more.
   """
 
   def decorate(f):
     signature = inspect.signature(f)
-    results = _result_axes(signature.return_annotation)
-    axes = {name: _array_axes(p.annotation) for name, p in signature.parameters.items()}
 
     def call(**arguments):
       options = {name: arguments.pop(name) for name in static}
-      run = lambda arrays: f(**vary_together(arrays)[0], **options)
+      # Weights keep their own axes: each operation that meets them makes them vary as needed.
+      own = {name: arguments.pop(name) for name in ("self",) if name in arguments}
+      run = lambda own, arrays: f(**own, **vary_together(arrays)[0], **options)
       mesh = jax.sharding.get_abstract_mesh()
       if mesh.empty or AxisType.Explicit not in mesh.axis_types:
-        return run(arguments)
-      out = _result_specs(run, results, axes, arguments)
-      return jax.sharding.auto_axes(run, out_sharding=out)(arguments)
+        return run(own, arguments)
+      out = also(_result_specs(signature, like or {}, arguments))
+      return jax.sharding.auto_axes(run, out_sharding=out)(own, arguments)
 
     call.__name__ = call.__qualname__ = f.__name__
-    compiled = jax.jit(call, static_argnames=static, inline=True)
+    compiled = jax.jit(call, static_argnames=static)
 
     @functools.wraps(f)
     def wrapper(*args, **kwargs):
@@ -59,54 +67,55 @@ def composable(*, static: Sequence[str] = ()) -> Callable[[Callable], Callable]:
 
 
 def _hashable(x):
-  """Lists as tuples, arrays of one number as that number."""
+  """Return a list as a tuple, and an array of one number as that number."""
   if isinstance(x, list):
     return tuple(x)
   return x.item() if hasattr(x, "item") else x
 
 
-def _array_axes(annotation) -> list[tuple[str, ...]]:
-  """The axis names of each jaxtyping alternative of an annotation."""
+def _result_specs(signature, like, arguments):
+  """Return the PartitionSpecs of the results: an axis is sharded as the arguments shard its name.
+
+  Axis names are those of the jaxtyping annotations.
+  """
+  by_axes, by_axis = {}, {}
+  for name, x in arguments.items():
+    for axes in _axis_names(signature.parameters[name].annotation):
+      if hasattr(x, "ndim"):
+        spec = by_axes.setdefault(axes, _spec(x))
+        if len(axes) == x.ndim:
+          for axis, entry in zip(axes, spec):
+            by_axis.setdefault(axis, entry)
+
+  def one(position, annotation):
+    if position in like:
+      return jax.tree.map(_spec, arguments[like[position]])
+    alternatives = _axis_names(annotation)
+    if not alternatives:
+      return PartitionSpec()
+    if alternatives[0] in by_axes:
+      return by_axes[alternatives[0]]
+    used, entries = set(), []
+    for axis in alternatives[0]:
+      entry = by_axis.get(axis)
+      mesh_axes = set(entry if isinstance(entry, tuple) else (entry,)) - {None}
+      entries.append(None if used & mesh_axes else entry)
+      used |= mesh_axes
+    return PartitionSpec(*entries)
+
+  annotation = signature.return_annotation
+  if typing.get_origin(annotation) is not tuple:
+    return one(0, annotation)
+  return tuple(one(i, result) for i, result in enumerate(typing.get_args(annotation)))
+
+
+def _axis_names(annotation) -> list[tuple[str, ...]]:
+  """Return the axis names of each jaxtyping alternative of an annotation."""
   alternatives = typing.get_args(annotation) or (annotation,)
   return [tuple(a.dim_str.split()) for a in alternatives if hasattr(a, "dim_str")]
 
 
-def _result_axes(annotation):
-  if typing.get_origin(annotation) is tuple:
-    return [_array_axes(a) for a in typing.get_args(annotation)]
-  return [_array_axes(annotation)]
-
-
-def _spec(x, mesh_axes):
-  """The entries of x's PartitionSpec on explicit mesh axes, one for each axis."""
+def _spec(x) -> PartitionSpec:
+  """Return x's PartitionSpec with one entry for each axis."""
   spec = jax.typeof(x).sharding.spec
-  return tuple(spec) + (None,) * (x.ndim - len(spec))
-
-
-def _result_specs(run, results, axes, arguments):
-  """A PartitionSpec for each result: each axis is sharded as the arguments shard that name."""
-  sharded, by_shape = {}, {}
-  for name, x in arguments.items():
-    for names in axes[name]:
-      if hasattr(x, "ndim"):
-        spec = _spec(x, None)
-        by_shape.setdefault(names, spec)
-        if len(names) == x.ndim:
-          for axis, entry in zip(names, spec):
-            sharded.setdefault(axis, entry)
-
-  def of(alternatives, leaf_count):
-    del leaf_count
-    names = alternatives[0] if alternatives else ()
-    if names in by_shape:
-      return PartitionSpec(*by_shape[names])
-    used, entries = set(), []
-    for axis in names:
-      entry = sharded.get(axis)
-      members = entry if isinstance(entry, tuple) else (entry,)
-      entries.append(None if used & set(members) - {None} else entry)
-      used |= set(members)
-    return PartitionSpec(*entries)
-
-  specs = tuple(of(result, None) for result in results)
-  return specs if len(specs) > 1 else specs[0]
+  return PartitionSpec(*spec, *(None,) * (x.ndim - len(spec)))

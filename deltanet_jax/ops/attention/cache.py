@@ -41,7 +41,7 @@ def init_cache(B: int, M: int, heads: int, head_size: int, dtype) -> Cache:
   return Cache(zeros, zeros, jnp.zeros((), jnp.int32), jnp.zeros((B,), jnp.int32))
 
 
-@composable(static=("window",))
+@composable(static=("window",), like={1: "cache"})
 def cached_attention(
   q: Float[Array, "B L H d"],
   k: Float[Array, "B L Hk d"],

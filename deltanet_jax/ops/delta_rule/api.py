@@ -81,7 +81,7 @@ def delta_rule(
   return entry.run(*DELTA_RULE.guard_forward_mode(entry, inputs), segment_ids, options)
 
 
-@composable(static=("scale", "implementation", "interpret"))
+@composable(static=("scale", "implementation", "interpret"), like={1: "S"})
 def delta_rule_step(
   q_t: Float[Array, "B H dk"],
   k_t: Float[Array, "B H dk"],
