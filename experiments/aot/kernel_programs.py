@@ -177,19 +177,19 @@ def _tile(machine, case, kernel):
 
   Of attention the first two are tokens, of a program and of the other side.
   """
-  from pallas_kernels.attention import gpu as attention
+  from pallas_kernels.attention.pallas_gpu import tiles as attention_tiles
   from pallas_kernels.delta_rule.pallas_gpu import tiles
 
   if case.program.startswith("attention"):
     with tracing_for(machine):
       part = kernel.removeprefix("attention_")
-      return list(attention.tile_for(part, LENGTH, case.head_size))
+      return list(attention_tiles.tile_for(part, LENGTH, case.head_size))
   name = kernel.removeprefix("delta_rule_").removeprefix("linear_attention_")
   name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
   if name == "step" or case.around:
     return None
   with tracing_for(machine):
-    kind = dict(full=case.inputs == "full", erases=not case.linear, channels=case.channels)
+    kind = dict(full=case.inputs == "full", delta_rule=not case.linear, channels=case.channels)
     return list(tiles.tile_for(name, _arrays(case)[0]["k"], **kind))
 
 

@@ -122,7 +122,7 @@ def test_tpu_programs_take_rows_of_a_batch(change):
 
 def test_tpu_tiles_fill_with_states():
   options = dict(
-    erases=True, gate="none", packed=False, scale=1.0, chunk=None, inverse_precision=None
+    delta_rule=True, gate="none", packed=False, scale=1.0, chunk=None, inverse_precision=None
   )
 
   def tile(B, H, d=128, dtype="bfloat16", Hv=None):
@@ -258,7 +258,9 @@ def test_other_dtypes_are_refused(implementation, dtype):
 @pytest.mark.parametrize("rule", [delta_rule_tpu, delta_rule_gpu, delta_rule_triton])
 def test_unknown_precision_is_refused(rule):
   inputs = jax_inputs(dataclasses.replace(SPEC, L=2), dtype="float32")
-  with pytest.raises(ValueError, match="'tf32' is none of bf16, bf16x3, bf16x6, substitution"):
+  with pytest.raises(
+    ValueError, match="'tf32', expected one of bf16, bf16x3, bf16x6, substitution"
+  ):
     rule(**inputs, inverse_precision="tf32")
 
 

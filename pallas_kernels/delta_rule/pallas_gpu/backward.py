@@ -13,16 +13,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
-from pallas_kernels.delta_rule.pallas_gpu.chunk import (
+from pallas_kernels.delta_rule.pallas_gpu.decay import (
   load_chunk,
   pick,
   program_ids,
   scale_rows,
 )
 from pallas_kernels.delta_rule.pallas_gpu.inverse import load_inverse, times_inverse_split
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import (
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, TN, dot
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import decayed_inputs
+from pallas_kernels.delta_rule.pallas_gpu.state_update import (
   first_state,
   load_keys,
   load_whole,
@@ -74,7 +74,7 @@ def states(k, v, beta, X, g, segments, S0, decayed=None, *, chunk, tile=None, in
   _, k, g, segments, whole, k_into = decayed_inputs(None, k, g, segments, decayed)
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("states", k, erases=X is not None, channels=channels)
+  tile = tile or tile_for("states", k, delta_rule=X is not None, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _states_body,
@@ -87,7 +87,9 @@ def states(k, v, beta, X, g, segments, S0, decayed=None, *, chunk, tile=None, in
   out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype)]
   if X is not None:
     out_shape.append(jax.ShapeDtypeStruct(v.shape, k.dtype))
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
+  options = dict(
+    grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, delta_rule=X is not None
+  )
   args = (k, v, beta, X, g, segments, whole, k_into, S0)
   return call("states", body, args, out_shape, **options)
 
@@ -156,8 +158,8 @@ def dstates(
   q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  full, erases = g is not None, X is not None
-  tile = tile or tile_for("dstates", k, full=full, erases=erases, channels=channels)
+  full, delta_rule = g is not None, X is not None
+  tile = tile or tile_for("dstates", k, full=full, delta_rule=delta_rule, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _dstates_body,
@@ -173,6 +175,8 @@ def dstates(
     jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype),
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
+  options = dict(
+    grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, delta_rule=X is not None
+  )
   args = (q, k, do, dS, P, beta, X, g, segments, whole, k_into)
   return call("dstates", body, args, out_shape, **options)

@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
-from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import (
+from pallas_kernels.delta_rule.pallas_gpu.decay import load_chunk, pick, program_ids, scale_rows
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, dot
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import decayed_inputs
+from pallas_kernels.delta_rule.pallas_gpu.state_update import (
   first_state,
   load_keys,
   load_whole,
@@ -72,7 +72,7 @@ def forward(
   q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
   B, _, H, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("fwd", k, erases=X is not None, channels=channels)
+  tile = tile or tile_for("fwd", k, delta_rule=X is not None, channels=channels)
   block_v = min(tile.block_v, dv)
   body = functools.partial(
     _body,
@@ -87,6 +87,8 @@ def forward(
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
   ]
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
+  options = dict(
+    grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, delta_rule=X is not None
+  )
   args = (q, k, v, P, beta, X, g, segments, whole, k_into, S0)
   return call("fwd", body, args, out_shape, **options)

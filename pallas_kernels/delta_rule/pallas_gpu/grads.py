@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.delta_rule.pallas_gpu.chunk import (
+from pallas_kernels.delta_rule.pallas_gpu.chunk_program import in_dtypes, key_shapes, of_scores, run
+from pallas_kernels.delta_rule.pallas_gpu.decay import (
   row_gates,
   scale_rows,
   strict_lower,
 )
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
-from pallas_kernels.delta_rule.pallas_gpu.program import in_dtypes, key_shapes, of_scores, run
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, TN, dot
 from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
 
@@ -32,7 +32,7 @@ def _body(p, scale):
   # The gradient of b, the summed log decay: q_i and the erasing beta k_i stand beside e^{b_i}, the
   # k_j that they meet beside e^{-b_j}.
   db = p.zeros()
-  if p.erases:
+  if p.delta_rule:
     dA = strict_lower(dA * inside, p.iotas)
     G = lax.fori_loop(0, p.key_blocks, over_gram, p.zeros(p.chunk))
     dbeta += jnp.sum(dA * G, axis=1)
@@ -56,7 +56,7 @@ def _body(p, scale):
     if has_g:
       end_terms += jnp.sum(dK_end * K.astype(F32), axis=1)
     dK += dK_end
-    if p.erases:
+    if p.delta_rule:
       dK += dot(dG, K, p.parts)
       dK_start = -scale_rows(p.product(p.dY, p.states, i), p.decay.start)
       # -e^b K S in Z, seen from dY: its part of dbeta, and with beta of the gate's gradient.
@@ -74,7 +74,7 @@ def _body(p, scale):
 
   carry = (p.zeros(), db, p.zeros(), jnp.float32(0.0))
   erased, db, end_terms, whole = lax.fori_loop(0, p.key_blocks, over_keys, carry)
-  if p.erases:
+  if p.delta_rule:
     p.dbeta[p.b, p.rows, p.h] = dbeta + erased
     db += erased * p.beta
   if has_g:
@@ -89,10 +89,10 @@ def grads(
 
   Of linear attention, beta None, there is no dbeta, and dv is what `dstates` calls dY.
   """
-  full, erases = g is not None, beta is not None
+  full, delta_rule = g is not None, beta is not None
   of_rule = dict(beta=beta, R=R, dY=dY, g=g, segments=segments)
   outputs = key_shapes(k, v)
-  if erases:
+  if delta_rule:
     outputs |= dict(dv=v, dbeta=jax.ShapeDtypeStruct(beta.shape, F32))
   if g is not None:
     outputs["dg"] = jax.ShapeDtypeStruct(g.shape, F32)
@@ -101,7 +101,7 @@ def grads(
     _body,
     dict(q=q, k=k, v=v, do=do, states=states, dstates=dstates) | of_rule,
     outputs,
-    tile=tile or tile_for("grads", k, full=full, erases=erases),
+    tile=tile or tile_for("grads", k, full=full, delta_rule=delta_rule),
     chunk=chunk,
     channels=False,
     interpret=interpret,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.common.bf16 import PARTS
-from pallas_kernels.delta_rule.pallas_gpu.chunk import strict_lower
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NN, dot, split
+from pallas_kernels.delta_rule.pallas_gpu.decay import strict_lower
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NN, dot, split
 
 
 def unit_lower_inverse(A, precision, iotas, zero):

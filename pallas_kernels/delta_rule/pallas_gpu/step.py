@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.common.gpu import call
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.gpu import launch
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import pad_axis
 from pallas_kernels.delta_rule.checks import check_inputs
-from pallas_kernels.delta_rule.pallas_gpu.chunk import pick
+from pallas_kernels.delta_rule.pallas_gpu.decay import pick
 
 F32 = jnp.float32
 BLOCK_ELEMENTS = 4096  # of S per program: 32 registers a thread at 4 warps
@@ -57,7 +57,7 @@ def delta_rule_step_gpu(
   """
   check_inputs(q_t, k_t, v_t, beta_t, g_t, S, channels=True)
   name = "linear_attention_step" if beta_t is None else "delta_rule_step"
-  q_t = q_t if interpret else only_on(q_t, "cuda", f"{name}_gpu")
+  q_t = q_t if interpret else require_platform(q_t, "cuda", f"{name}_gpu")
   H, dk = k_t.shape[1:]
   B, Hv, dv = v_t.shape
   pk, pv = pl.next_power_of_2(dk), pl.next_power_of_2(dv)
@@ -78,7 +78,7 @@ def delta_rule_step_gpu(
   number = jnp.zeros((1,), jnp.int32) if layer is None else layer.astype(jnp.int32).reshape(1)
   args = [x for x in (number, q_t, k_t, v_t, beta_t, g_t, stack) if x is not None]
   given = [x is not None for x in (beta_t, g_t)]
-  o_t, stack = call(
+  o_t, stack = launch(
     functools.partial(_body, given=given, group=Hv // H, scale=scale, block_v=block_v),
     name,
     args,
@@ -92,5 +92,5 @@ def delta_rule_step_gpu(
 
 
 def linear_attention_step_gpu(q_t, k_t, v_t, S, g_t=None, **options):
-  """One token of linear attention: `delta_rule_step_gpu` that erases nothing."""
+  """One token of linear attention: `delta_rule_step_gpu` that delta_rule nothing."""
   return delta_rule_step_gpu(q_t, k_t, v_t, None, S, g_t, **options)

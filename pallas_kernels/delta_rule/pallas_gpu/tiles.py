@@ -13,7 +13,7 @@ from pallas_kernels.delta_rule.checks import FAR_BELOW
 F32 = jnp.float32
 
 
-class Tile(NamedTuple):
+class DeltaTileGPU(NamedTuple):
   block_k: int
   block_v: int
   warps: int
@@ -23,32 +23,32 @@ class Tile(NamedTuple):
 # GPUs without a table of their own, or not named when a kernel is traced: nothing is loaded ahead,
 # so that no block takes more than 48 KiB of shared memory.
 _BF16 = dict(
-  intra=Tile(32, 32, 8),
-  scores=Tile(64, 64, 4),
-  ut_fwd=Tile(64, 64, 8),
-  ut_triton=Tile(64, 64, 8),
-  ut_bwd=Tile(32, 32, 8),
-  fwd=Tile(64, 32, 4),
-  states=Tile(64, 64, 4),
-  dstates=Tile(64, 32, 4),
-  grads=Tile(16, 32, 8),
-  channels_scores=Tile(32, 32, 4),
-  channels_dscores=Tile(64, 64, 4),
+  intra=DeltaTileGPU(32, 32, 8),
+  scores=DeltaTileGPU(64, 64, 4),
+  ut_fwd=DeltaTileGPU(64, 64, 8),
+  ut_triton=DeltaTileGPU(64, 64, 8),
+  ut_bwd=DeltaTileGPU(32, 32, 8),
+  fwd=DeltaTileGPU(64, 32, 4),
+  states=DeltaTileGPU(64, 64, 4),
+  dstates=DeltaTileGPU(64, 32, 4),
+  grads=DeltaTileGPU(16, 32, 8),
+  channels_scores=DeltaTileGPU(32, 32, 4),
+  channels_dscores=DeltaTileGPU(64, 64, 4),
 )
-_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4), channels_states=Tile(64, 16, 4))
+_BF16_256 = _BF16 | dict(states=DeltaTileGPU(64, 32, 4), channels_states=DeltaTileGPU(64, 16, 4))
 _F32 = dict(
-  intra=Tile(16, 16, 8),
-  scores=Tile(32, 32, 4),
-  ut_fwd=Tile(16, 16, 8),
-  ut_triton=Tile(32, 16, 4),
-  ut_bwd=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 8),
-  states=Tile(64, 32, 4),
-  dstates=Tile(32, 16, 8),
-  grads=Tile(16, 16, 4),
-  channels_dscores=Tile(16, 16, 4),
+  intra=DeltaTileGPU(16, 16, 8),
+  scores=DeltaTileGPU(32, 32, 4),
+  ut_fwd=DeltaTileGPU(16, 16, 8),
+  ut_triton=DeltaTileGPU(32, 16, 4),
+  ut_bwd=DeltaTileGPU(16, 16, 8),
+  fwd=DeltaTileGPU(32, 16, 8),
+  states=DeltaTileGPU(64, 32, 4),
+  dstates=DeltaTileGPU(32, 16, 8),
+  grads=DeltaTileGPU(16, 16, 4),
+  channels_dscores=DeltaTileGPU(16, 16, 4),
 )
-_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+_F32_256 = _F32 | dict(states=DeltaTileGPU(64, 16, 4), dstates=DeltaTileGPU(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile.
 OTHER = {
   ("bfloat16", 64): _BF16,
@@ -59,71 +59,71 @@ OTHER = {
   ("float32", 256): _F32_256,
 }
 _H100_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 64, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  grads=Tile(64, 64, 4),
-  full_grads=Tile(64, 64, 4),
-  linear_grads=Tile(64, 64, 4),
-  channels_intra=Tile(32, 32, 4),
-  channels_scores=Tile(64, 64, 4, 2),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(32, 32, 4),
+  intra=DeltaTileGPU(64, 64, 4),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 64, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  grads=DeltaTileGPU(64, 64, 4),
+  full_grads=DeltaTileGPU(64, 64, 4),
+  linear_grads=DeltaTileGPU(64, 64, 4),
+  channels_intra=DeltaTileGPU(32, 32, 4),
+  channels_scores=DeltaTileGPU(64, 64, 4, 2),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(32, 32, 4),
 )
 # 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
 _H100_F32 = _F32 | dict(
-  intra=Tile(16, 16, 4),
-  full_intra=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 4),
-  dstates=Tile(32, 16, 4),
-  full_dstates=Tile(32, 16, 8),
+  intra=DeltaTileGPU(16, 16, 4),
+  full_intra=DeltaTileGPU(16, 16, 8),
+  fwd=DeltaTileGPU(32, 16, 4),
+  dstates=DeltaTileGPU(32, 16, 4),
+  full_dstates=DeltaTileGPU(32, 16, 8),
 )
 H100 = OTHER | {
   # 64 x 64 would spill 144 bytes at d = 64, this 80 bytes at 128.
-  ("bfloat16", 64): _H100_BF16 | dict(full_grads=Tile(32, 64, 4)),
+  ("bfloat16", 64): _H100_BF16 | dict(full_grads=DeltaTileGPU(32, 64, 4)),
   ("bfloat16", 128): _H100_BF16,
   ("float32", 64): _H100_F32,
   ("float32", 128): _H100_F32,
 }
 _A100_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  full_intra=Tile(32, 32, 8),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 32, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  grads=Tile(32, 32, 4),
-  full_grads=Tile(16, 32, 8),
-  channels_intra=Tile(32, 32, 8),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(16, 32, 8),
+  intra=DeltaTileGPU(64, 64, 4),
+  full_intra=DeltaTileGPU(32, 32, 8),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 32, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  grads=DeltaTileGPU(32, 32, 4),
+  full_grads=DeltaTileGPU(16, 32, 8),
+  channels_intra=DeltaTileGPU(32, 32, 8),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(16, 32, 8),
 )
 A100 = OTHER | {("bfloat16", 64): _A100_BF16, ("bfloat16", 128): _A100_BF16}
 _B200_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 64, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  full_grads=Tile(64, 64, 8),
-  channels_intra=Tile(32, 32, 4),
-  channels_scores=Tile(64, 64, 4, 2),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(32, 32, 4),
+  intra=DeltaTileGPU(64, 64, 4),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 64, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  full_grads=DeltaTileGPU(64, 64, 8),
+  channels_intra=DeltaTileGPU(32, 32, 4),
+  channels_scores=DeltaTileGPU(64, 64, 4, 2),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(32, 32, 4),
 )
 B200 = OTHER | {("bfloat16", 64): _B200_BF16, ("bfloat16", 128): _B200_BF16}
 # By a part of the name that jax gives a GPU.
@@ -132,24 +132,24 @@ TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
-def tile_for(kernel, k, full=False, erases=True, channels=False):
+def tile_for(kernel, k, full=False, delta_rule=True, channels=False):
   """The tile of a kernel for keys k [B L H dk], dk a power of two: as measured here, or the chip's.
 
   A GPU that has neither takes OTHER, and a warning says so once.
 
   Args:
     full: with gates, whose decays take registers; tiles "full_..." are for these.
-    erases: the delta rule; tiles "linear_..." are for linear attention.
+    delta_rule: the delta rule; tiles "linear_..." are for linear attention.
     channels: with gates of key channels, for which tiles "channels_..." are.
   """
   key = _key(k.dtype.name, k.shape[-1])
   table = table_for(gpu.device_kind())[key]
-  kinds = ["linear_"] * (not erases) + ["full_"] * full
+  kinds = ["linear_"] * (not delta_rule) + ["full_"] * full
   if channels:
-    kinds = ["linear_channels_"] * (not erases) + ["channels_"]
+    kinds = ["linear_channels_"] * (not delta_rule) + ["channels_"]
   name = next((kind + kernel for kind in kinds if kind + kernel in table), kernel)
   measured = measured_tiles.find(name, *key)
-  return Tile(*measured) if measured else table[name]
+  return DeltaTileGPU(*measured) if measured else table[name]
 
 
 def scores_in_place(k):
@@ -234,8 +234,8 @@ def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
   return q, k, v, beta, g, segments, S0
 
 
-def call(kernel, body, args, out_shape, *, grid, tile, interpret, erases=True):
+def call(kernel, body, args, out_shape, *, grid, tile, interpret, delta_rule=True):
   """`gpu.call` of a kernel of the rule, with its tile."""
-  name = f"{'delta_rule' if erases else 'linear_attention'}_{kernel}"
+  name = f"{'delta_rule' if delta_rule else 'linear_attention'}_{kernel}"
   how = dict(grid=grid, warps=tile.warps, stages=tile.stages, interpret=interpret)
-  return gpu.call(body, name, args, out_shape, **how)
+  return gpu.launch(body, name, args, out_shape, **how)

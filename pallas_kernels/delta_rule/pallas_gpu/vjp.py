@@ -10,14 +10,14 @@ import functools
 from typing import NamedTuple
 
 from pallas_kernels.common import bf16
-from pallas_kernels.common.differentiable import Kernels, by_kernels
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
-from pallas_kernels.delta_rule.pallas_gpu import channel_grads
+from pallas_kernels.delta_rule.pallas_gpu import per_channel_grads
 from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, states
 from pallas_kernels.delta_rule.pallas_gpu.forward import forward
 from pallas_kernels.delta_rule.pallas_gpu.grads import grads
-from pallas_kernels.delta_rule.pallas_gpu.intra import intra
+from pallas_kernels.delta_rule.pallas_gpu.intra_chunk import intra
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk, prepare
 from pallas_kernels.delta_rule.ut import pallas as ut
 from pallas_kernels.delta_rule.ut import reference
@@ -55,7 +55,7 @@ def _backward(args, residuals, cotangents, *, options):
   if decayed is None:
     dq, dk, dv, dbeta, dg = grads(q, k, v, beta, g, segments, *of_states, **how)
   else:
-    dq, dk, dv, dbeta, dg = channel_grads.grads(q, k, v, beta, g, segments, *of_states, **how)
+    dq, dk, dv, dbeta, dg = per_channel_grads.grads(q, k, v, beta, g, segments, *of_states, **how)
   dv = dY if dv is None else dv
   return dq, dk, dv, dbeta, dg, None, dS0 if S0 is not None else None
 
@@ -100,7 +100,7 @@ def delta_rule_gpu(
   check_inputs(q, k, v, beta, g, S0, channels=fused)
   chunk, scale, interpret = clamp_chunk(chunk, k.dtype), float(scale), bool(interpret)
   precision = bf16.inverse_precision(inverse_precision, k.dtype)
-  q = q if interpret else only_on(q, "cuda", "delta_rule_gpu")
+  q = q if interpret else require_platform(q, "cuda", "delta_rule_gpu")
   if not fused:
     options = ut.Options(chunk, precision, interpret)
     transform = lambda *chunks: ut.transform(*chunks, options)
@@ -108,7 +108,7 @@ def delta_rule_gpu(
       q, k, v, beta, g, S0, segment_ids, scale=scale, chunk=chunk, transform=transform
     )
   options = _Options(scale, chunk, precision, interpret)
-  return _by_kernels(q, k, v, beta, g, S0, segment_ids, options)
+  return _call_kernels(q, k, v, beta, g, S0, segment_ids, options)
 
 
 def linear_attention_gpu(
@@ -119,22 +119,22 @@ def linear_attention_gpu(
   Arguments and results are those of `delta_rule_gpu`.
   """
   check_inputs(q, k, v, None, g, S0, channels=True)
-  q = q if interpret else only_on(q, "cuda", "linear_attention_gpu")
+  q = q if interpret else require_platform(q, "cuda", "linear_attention_gpu")
   options = _Options(float(scale), clamp_chunk(chunk, k.dtype), None, bool(interpret))
-  return _by_kernels(q, k, v, None, g, S0, segment_ids, options)
+  return _call_kernels(q, k, v, None, g, S0, segment_ids, options)
 
 
-def _by_kernels(q, k, v, beta, g, S0, segment_ids, options):
+def _call_kernels(q, k, v, beta, g, S0, segment_ids, options):
   length, dk, dv = v.shape[1], k.shape[-1], v.shape[-1]
   args = prepare(q, k, v, beta, g, S0, segment_ids, options.chunk)
   options = dict(options=options)
-  kernels = Kernels(
-    run=lambda *args: _save(*args, **options)[0],
-    save=functools.partial(_save, **options),
+  kernels = KernelVJP(
+    forward=lambda *args: _save(*args, **options)[0],
+    forward_saving=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
-    plain=functools.partial(_plain, **options),
-    unsupported_reason=NO_FORWARD_MODE,
-    residual_rows=1,
+    reference=functools.partial(_plain, **options),
+    no_forward_mode=NO_FORWARD_MODE,
+    residual_batch_axis=1,
   )
-  o, S = by_kernels(kernels, *args)
+  o, S = call_kernel(kernels, *args)
   return o[:, :length, :, :dv], S[:, :, :dk, :dv]

@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.tiling import SUBLANES
-from pallas_kernels.delta_rule.pallas_tpu.channels import sums_from
-from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, as_columns, as_rows
+from pallas_kernels.delta_rule.pallas_tpu.decay import Decays, as_columns, as_rows
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse
-from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.per_channel_gate import sums_from
 from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
@@ -23,7 +23,7 @@ def _body(*refs, tile):
   # q, k [sequences, C, key_heads*dk]; v, do [sequences, C, heads*dv]; rows [rows, C];
   # S [sequences, heads, dk, dv]; X [sequences, heads, C, C]
   q_ref, k_ref, v_ref, do_ref, dS_last_ref, S_ref, *refs = refs
-  X_ref = refs.pop(0) if tile.erases else None
+  X_ref = refs.pop(0) if tile.delta_rule else None
   rows_ref = refs.pop(0) if tile.rows else None
   gate_ref = refs.pop(0) if tile.channels else None
   dq_ref, dk_ref, dv_ref, dS_ref, *refs = refs
@@ -59,7 +59,7 @@ def _body(*refs, tile):
   Q_into, K_into, K_out = Qs, Ks, Ks
   if tile.channels:
     Q_into, K_into, K_out = (cast(times(wide(x), i)) for x, i in ((Qs, 0), (Ks, 0), (Ks, 1)))
-  if tile.erases:
+  if tile.delta_rule:
     beta = each(decays.beta)
     if tile.channels:
       KK = each(lambda u: decays.strict(u, decays.channels[u].scores(Ks[u], Ks[u]), None))
@@ -77,13 +77,13 @@ def _body(*refs, tile):
     QK = each(lambda u: QK[key(u)])
   P = each(lambda u: decays.lower(u, QK[u], D[u]).astype(dtype))
   R = V
-  if tile.erases:
+  if tile.delta_rule:
     KS = after(each(lambda u: matmul(K_into[u], S[u])), 0)
     Z = each(lambda u: V[u].astype(F32) - KS[u])
     R = cast(each(lambda u: X[u].times((Z[u] * beta[u]).astype(dtype))[0]))
   KdS = after(each(lambda u: matmul(K_out[u], dSd[u])), 1)
   dV = each(lambda u: matmul(P[u], dO[u], TN) + KdS[u])
-  if tile.erases:
+  if tile.delta_rule:
     dR = cast(dV)
     dY, rest = zip(*each(lambda u: X[u].times(dR[u], TN)))
     dV = each(lambda u: dY[u] * beta[u])
@@ -91,7 +91,7 @@ def _body(*refs, tile):
   dO_state = dO if tile.channels or carry[0] is None else cast(times(wide(dO), 0))
   # The gradients of what queries and keys meet: Q K^T, then the state.
   dP = each(lambda u: matmul(dO[u], R[u], NT))
-  if tile.erases:
+  if tile.delta_rule:
     dA = each(lambda u: -matmul(dYd[u], R[u], NT))
     L = each(lambda u: decays.strict(u, dA[u], D[u]))
     dKK = each(lambda u: L[u] * beta[u])
@@ -104,10 +104,10 @@ def _body(*refs, tile):
     dQKd = cast(each(lambda u: decays.lower(u, dP[u], D[u])))
     dQ = each(lambda u: matmul(dO_state[u], S[u], NT) + matmul(dQKd[u], Ks[u]))
     dK_met = each(lambda u: matmul(dQKd[u], Qs[u], TN))
-  # A key is written for later tokens, is met by them, and erases at its own.
+  # A key is written for later tokens, is met by them, and delta_rule at its own.
   dK_write = times(each(lambda u: matmul(R[u], dSd[u], NT)), 1)
   dK_erase = None
-  if tile.erases:
+  if tile.delta_rule:
     if tile.channels:
       dV_state = dVd
       turned = each(lambda u: -matmul(R[u], dYd[u], NT) * decays.row[u : u + 1])
@@ -122,7 +122,7 @@ def _body(*refs, tile):
       dK_met = each(lambda u: dK_met[u] + matmul(dKKd[u], Ks[u], TN))
       dK_erase = each(lambda u: matmul(dKKd[u], Ks[u]) - matmul(dV_state[u], S[u], NT))
   dK = each(lambda u: dK_write[u] + dK_met[u])
-  if tile.erases:
+  if tile.delta_rule:
     dK = each(lambda u: dK_erase[u] + dK[u])
   for i in range(tile.keys):
     own = [u for u in range(tile.states) if key(u) == i]
@@ -132,7 +132,7 @@ def _body(*refs, tile):
     dv_ref[tile.values_at(u)] = dV[u].astype(dv_ref.dtype)
 
   columns, ends = [], []
-  if tile.erases:
+  if tile.delta_rule:
     columns += each(lambda u: lane_sums(dY[u] * Z[u], L[u] * KK[u]))
 
   def gate_gradient(u):
@@ -142,7 +142,7 @@ def _body(*refs, tile):
     # rounding would drown small gradients.
     q, k, write = Qs[u].astype(F32), Ks[u].astype(F32), without_last(dK_write[u])
     of_key = write + dK_met[u]
-    of_key = dK_erase[u] - of_key if tile.erases else -of_key
+    of_key = dK_erase[u] - of_key if tile.delta_rule else -of_key
     return q * dQ[u] + k * of_key, k * write, dS[u] * S[u].astype(F32)
 
   if tile.gates:
@@ -156,7 +156,7 @@ def _body(*refs, tile):
     if ends:
       ends = jnp.concatenate(ends, axis=0)
       at_end = lax.broadcasted_iota(jnp.int32, drows.shape, 1) == tile.chunk - 1
-      if tile.erases:
+      if tile.delta_rule:
         ends = jnp.concatenate([jnp.zeros_like(ends), ends], axis=0)
       drows = drows + jnp.where(at_end, ends, 0.0)
     drows_ref[...] = drows
@@ -170,11 +170,11 @@ def _body(*refs, tile):
       refs[0][tile.gates_at(u)] = sums_from(db[u] + jnp.where(at_end, end, 0.0))
     whole = as_columns(each(lambda u: carry[u][2]))
     kept = each(lambda u: dS[u] * whole[u])
-  if tile.erases and rest[0] is not None:
+  if tile.delta_rule and rest[0] is not None:
     rest = times(each(lambda u: rest[u] * beta[u]), 0)
   for u in range(tile.states):
     dS_u = kept[u] + matmul(Q_into[u], dO_state[u], TN)
-    if tile.erases:
+    if tile.delta_rule:
       dS_u = dS_u - matmul(K_into[u], dV_state[u], TN, rest=rest[u])
     dS_ref[tile.state_at(u)] = dS_u
 
@@ -214,7 +214,7 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
   dkey = jax.ShapeDtypeStruct((B, L, J * tile.key_heads * tile.dk), F32 if shared else q.dtype)
   args = [q, k, v, do, dS, states]
   in_specs = [spec[x] for x in ("key", "key", "value", "value", "state", "states")]
-  if tile.erases:
+  if tile.delta_rule:
     args, in_specs = [*args, X], [*in_specs, spec["X"]]
   if tile.rows:
     args, in_specs = [*args, rows], [*in_specs, spec["rows"]]
@@ -227,7 +227,7 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     jax.ShapeDtypeStruct(dS.shape, F32),
   ]
-  if drows := (tile.erases + bool(tile.gates)) * tile.states:
+  if drows := (tile.delta_rule + bool(tile.gates)) * tile.states:
     block = (None, None, None, drows, tile.chunk)
     out_specs.append(pl.BlockSpec(block, lambda b, j, n: (b, N - 1 - n, j, 0, 0)))
     out_shape.append(jax.ShapeDtypeStruct((programs, N, J, drows, tile.chunk), F32))

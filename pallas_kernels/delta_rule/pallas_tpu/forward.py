@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, as_columns
+from pallas_kernels.delta_rule.pallas_tpu.decay import Decays, as_columns
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse, unit_lower_inverse
-from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, NT, TN, gram, matmul
 from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
@@ -43,7 +43,7 @@ def _body(*refs, tile, with_S0, save):
   # Channels decay before they meet the state, tokens after.
   into = lambda u, x: (x.astype(F32) * decays.channels[u].into).astype(dtype)
   read = lambda x: each(lambda u: matmul(into(u, x[key(u)]) if tile.channels else x[key(u)], Sd[u]))
-  if tile.erases:
+  if tile.delta_rule:
     if tile.channels:
       KK = each(lambda u: decays.channels[u].scores(K[key(u)], K[key(u)]))
       A, missing = each(lambda u: decays.erase(u, KK[u], None)), [None] * tile.states
@@ -66,7 +66,7 @@ def _body(*refs, tile, with_S0, save):
   if save:
     for u in range(tile.states):
       saved_refs[0][tile.state_at(u)] = Sd[u]
-      if tile.erases:
+      if tile.delta_rule:
         saved_refs[1][tile.state_at(u)] = X[u]
   carry = each(decays.carry)
   carried = (tile.gates or tile.packed) and not tile.channels
@@ -76,7 +76,7 @@ def _body(*refs, tile, with_S0, save):
   if tile.channels:
     whole = as_columns(each(lambda u: carry[u][2]))
     S = each(lambda u: S[u] * whole[u])
-  if tile.erases:
+  if tile.delta_rule:
     if carried:
       KS = each(lambda u: KS[u] * carry[u][0])
     V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
@@ -89,7 +89,7 @@ def _body(*refs, tile, with_S0, save):
   written, written_rest, writing = R, rest, each(lambda u: K[key(u)])
   if carried:
     written = each(lambda u: R[u].astype(F32) * carry[u][1])
-  if not tile.erases:
+  if not tile.delta_rule:
     written = each(lambda u: written[u].astype(dtype))
   if carried and rest[0] is not None:
     written_rest = each(lambda u: rest[u] * carry[u][1])
@@ -131,7 +131,7 @@ def forward(q, k, v, rows, gate, S0, *, tile, save=False, interpret=False):
   if save:
     out_specs.append(spec["states"])
     out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.dk, tile.dv), q.dtype))
-  if save and tile.erases:
+  if save and tile.delta_rule:
     out_specs.append(spec["X"])
     out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.chunk, tile.chunk), q.dtype))
   return pl.pallas_call(

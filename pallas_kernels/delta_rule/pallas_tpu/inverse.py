@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.common.bf16 import PARTS, bf16_parts
-from pallas_kernels.delta_rule.pallas_tpu.products import BF16, NN, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import BF16, NN, matmul
 
 
 def residual(A, X):

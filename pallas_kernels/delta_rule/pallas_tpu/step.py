@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.delta_rule.checks import check_inputs
 
 F32 = jnp.float32
@@ -27,7 +27,7 @@ def _choose_block(B, H, Hv, dk, dv):
   return (sequences, heads) if heads == Hv else (1, heads)
 
 
-def _step_body(layer_ref, q_ref, k_ref, v_ref, rows_ref, *refs, ratio, scale, erases, channels):
+def _step_body(layer_ref, q_ref, k_ref, v_ref, rows_ref, *refs, ratio, scale, delta_rule, channels):
   # q, k [n, key_heads, dk]; v, o [n, heads, dv]; rows [n, 2, heads] of beta, e^g; with channels
   # their e^g [n, heads, dk]; S [n, heads, dk, dv] of the layer that the specs chose
   del layer_ref
@@ -45,7 +45,7 @@ def _step_body(layer_ref, q_ref, k_ref, v_ref, rows_ref, *refs, ratio, scale, er
       j = h // ratio if q_ref.shape[1] > 1 else 0
       S = S_ref[b, h] * (gates[:, h : h + 1] if channels else rows[1:, h : h + 1])
       k_t, r_t = k_cols[:, j : j + 1], V[h : h + 1]
-      if erases:
+      if delta_rule:
         r_t = (r_t - jnp.sum(k_t * S, axis=0, keepdims=True)) * rows[:1, h : h + 1]
       S_out_ref[b, h] = S + k_t * r_t
       # q S_new from the state already in registers.
@@ -75,9 +75,9 @@ def delta_rule_step_tpu(
   B, H, dk = q_t.shape
   Hv, dv = v_t.shape[1:]
   check_inputs(q_t, k_t, v_t, beta_t, g_t, S, channels=True)
-  erases, channels = beta_t is not None, g_t is not None and g_t.ndim == 3
-  name = "delta_rule_step" if erases else "linear_attention_step"
-  q_t = q_t if interpret else only_on(q_t, "tpu", f"{name}_tpu")
+  delta_rule, channels = beta_t is not None, g_t is not None and g_t.ndim == 3
+  name = "delta_rule_step" if delta_rule else "linear_attention_step"
+  q_t = q_t if interpret else require_platform(q_t, "tpu", f"{name}_tpu")
   n, G = _choose_block(B, H, Hv, dk, dv)
   ratio, J = Hv // H, Hv // G
   key_heads = max(G // ratio, 1)
@@ -97,7 +97,9 @@ def delta_rule_step_tpu(
   gate_spec = pl.BlockSpec((n, None, G, dk), lambda b, j, _: (b, j, 0, 0))
   gates = [decay.reshape(B, J, G, dk)] if channels else []
   o_t, S = pl.pallas_call(
-    functools.partial(_step_body, ratio=ratio, scale=scale, erases=erases, channels=channels),
+    functools.partial(
+      _step_body, ratio=ratio, scale=scale, delta_rule=delta_rule, channels=channels
+    ),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=(B // n, J),
@@ -122,5 +124,5 @@ def delta_rule_step_tpu(
 
 
 def linear_attention_step_tpu(q_t, k_t, v_t, S, g_t=None, **options):
-  """One token of linear attention: `delta_rule_step_tpu` that erases nothing."""
+  """One token of linear attention: `delta_rule_step_tpu` that delta_rule nothing."""
   return delta_rule_step_tpu(q_t, k_t, v_t, None, S, g_t, **options)

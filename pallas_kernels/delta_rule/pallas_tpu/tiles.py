@@ -13,7 +13,7 @@ MAX_STATES = 8  # per program, where the blocks can be tiled so
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class DeltaTileTPU:
   """Static description of one program: C tokens of `heads` value heads of `sequences` batch rows.
 
   A program has a state for each head of each sequence, numbered u = sequence * heads + head. What
@@ -27,7 +27,7 @@ class Tile:
   ratio: int  # value heads per key head
   dk: int
   dv: int
-  erases: bool  # the delta rule; linear attention only writes
+  delta_rule: bool  # the delta rule; linear attention only writes
   gates: int  # rows of cumulative log decays per head: none, one, or a coarse and a fine one
   channels: bool  # a gate for each key channel
   packed: bool
@@ -45,11 +45,11 @@ class Tile:
 
   @property
   def rows(self) -> int:
-    return self.states * (self.erases + self.gates) + self.sequences * self.packed
+    return self.states * (self.delta_rule + self.gates) + self.sequences * self.packed
 
   @property
   def name(self) -> str:
-    return "delta_rule" if self.erases else "linear_attention"
+    return "delta_rule" if self.delta_rule else "linear_attention"
 
   def key(self, u: int) -> int:
     """The number of state u's keys among those of all sequences."""
@@ -87,7 +87,7 @@ def padded_size(d):
 
 
 def choose_tile(
-  B, L, H, Hv, dk, dv, dtype, *, erases, gate, packed, scale, chunk, inverse_precision
+  B, L, H, Hv, dk, dv, dtype, *, delta_rule, gate, packed, scale, chunk, inverse_precision
 ):
   """Tile of a problem: as many states as a program can hold, of many heads rather than rows.
 
@@ -119,7 +119,7 @@ def choose_tile(
   if 2 * states <= limit:
     # A few more than the limit are better than so few.
     states, heads = min([(G, G) for G in sizes if limit < G <= 2 * limit], default=(states, heads))
-  return Tile(
+  return DeltaTileTPU(
     chunk=chunk,
     sequences=states // heads,
     heads=heads,
@@ -127,7 +127,7 @@ def choose_tile(
     ratio=ratio,
     dk=dk,
     dv=dv,
-    erases=erases,
+    delta_rule=delta_rule,
     gates=(2 if dtype.itemsize == 4 else 1) if gate == "head" else 0,
     channels=gate == "channel",
     packed=packed,

@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.common.differentiable import Kernels, by_kernels
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import pad_axis, round_up
 from pallas_kernels.delta_rule.checks import FAR_BELOW, NO_FORWARD_MODE, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
@@ -78,7 +78,7 @@ def _save(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
   # backward's products round them to that dtype anyway.
   args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
   o, S, *saved = forward(*args, tile=tile, save=True, interpret=interpret)
-  return _outputs(tile, q, v, o, S), (saved[0], saved[1] if tile.erases else None)
+  return _outputs(tile, q, v, o, S), (saved[0], saved[1] if tile.delta_rule else None)
 
 
 def _backward(args, residuals, cotangents, *, tile, interpret):
@@ -124,30 +124,30 @@ def _plain(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   return form(*args, scale=scale, chunk=chunk)
 
 
-def _by_kernels(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
+def _call_kernels(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
   tile = choose_tile(
     *q.shape[:3],
     v.shape[2],
     padded_size(q.shape[3]),
     padded_size(v.shape[3]),
     q.dtype,
-    erases=beta is not None,
+    delta_rule=beta is not None,
     gate="none" if g is None else "head" if g.ndim == 3 else "channel",
     packed=segment_ids is not None,
     scale=float(scale),
     chunk=chunk,
     inverse_precision=precision,
   )
-  q = q if interpret else only_on(q, "tpu", f"{tile.name}_tpu")
+  q = q if interpret else require_platform(q, "tpu", f"{tile.name}_tpu")
   options = dict(tile=tile, interpret=interpret)
-  kernels = Kernels(
-    run=functools.partial(_run, **options),
-    save=functools.partial(_save, **options),
+  kernels = KernelVJP(
+    forward=functools.partial(_run, **options),
+    forward_saving=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
-    plain=functools.partial(_plain, scale=float(scale), chunk=tile.chunk),
-    unsupported_reason=NO_FORWARD_MODE,
+    reference=functools.partial(_plain, scale=float(scale), chunk=tile.chunk),
+    no_forward_mode=NO_FORWARD_MODE,
   )
-  return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
+  return call_kernel(kernels, q, k, v, beta, g, S0, segment_ids)
 
 
 def delta_rule_tpu(
@@ -183,7 +183,7 @@ def delta_rule_tpu(
   """
   check_inputs(q, k, v, beta, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=inverse_precision, interpret=interpret)
-  return _by_kernels(q, k, v, beta, g, S0, segment_ids, **options)
+  return _call_kernels(q, k, v, beta, g, S0, segment_ids, **options)
 
 
 def linear_attention_tpu(
@@ -195,4 +195,4 @@ def linear_attention_tpu(
   """
   check_inputs(q, k, v, None, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=None, interpret=interpret)
-  return _by_kernels(q, k, v, None, g, S0, segment_ids, **options)
+  return _call_kernels(q, k, v, None, g, S0, segment_ids, **options)

@@ -9,9 +9,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
-from pallas_kernels.delta_rule.pallas_gpu.chunk import (
+from pallas_kernels.delta_rule.pallas_gpu.decay import (
   load_chunk,
   pick,
   program_ids,
@@ -25,7 +25,7 @@ from pallas_kernels.delta_rule.pallas_gpu.inverse import (
   store_inverse,
   times_inverse,
 )
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot, gram
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, TN, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
 from pallas_kernels.delta_rule.ut import reference
 
@@ -196,12 +196,12 @@ def transform(k, v, beta, g, segments, options):
 def differentiable_transform(kernel, backward, chunk, *args):
   """(W, U) of kernel(*args) = (X, W, U), whose backward(args, (), cotangents) is given."""
   run = lambda *args: tuple(kernel(*args)[1:])
-  kernels = Kernels(
-    run=run,
-    save=lambda *args: (run(*args), ()),
+  kernels = KernelVJP(
+    forward=run,
+    forward_saving=lambda *args: (run(*args), ()),
     backward=backward,
-    plain=functools.partial(reference.transform, chunk=chunk),
-    unsupported_reason=NO_FORWARD_MODE,
-    out_rows=1,
+    reference=functools.partial(reference.transform, chunk=chunk),
+    no_forward_mode=NO_FORWARD_MODE,
+    out_batch_axis=1,
   )
-  return by_kernels(kernels, *args)
+  return call_kernel(kernels, *args)

@@ -47,7 +47,7 @@ def delta_rule(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
 
 
 def linear_attention(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
-  """The same of linear attention, beta None: W = 0 erases nothing, and U = V."""
+  """The same of linear attention, beta None: W = 0 delta_rule nothing, and U = V."""
   assert beta is None
 
   def transform(k, v, *_):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.common import bf16
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
 from pallas_kernels.delta_rule.ut import scan
@@ -30,7 +30,7 @@ def ut_transform(
       'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
     ) from error
   return triton_kernel.ut_transform(
-    only_on(k, "cuda", "delta_rule_triton"), v, beta, g, segments,
+    require_platform(k, "cuda", "delta_rule_triton"), v, beta, g, segments,
     chunk=chunk,
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,

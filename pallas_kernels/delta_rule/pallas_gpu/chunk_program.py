@@ -6,8 +6,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, program_ids
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
+from pallas_kernels.delta_rule.pallas_gpu.decay import load_chunk, program_ids
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, dot
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call
 
 _NAMES = (
@@ -16,7 +16,7 @@ _NAMES = (
 )
 
 
-class Program:
+class ChunkProgram:
   """One program of a (chunk, head): its refs by name, where its blocks lie in them, its decays.
 
   q, k [B L H dk], v, do [B L Hv dv], states, dstates [N B Hv dk dv], g [B L Hv] or [B L Hv dk],
@@ -29,8 +29,8 @@ class Program:
     given = dict(zip(names, refs, strict=True))
     for name in _NAMES:
       setattr(self, name, given.get(name))
-    self.erases = self.beta is not None
-    self.R = self.R if self.erases else self.v
+    self.delta_rule = self.beta is not None
+    self.R = self.R if self.delta_rule else self.v
     self.n, self.h, self.b, self.hk = program_ids(group)
     self.chunk, self.block_k, self.block_v = chunk, block_k, block_v
     self.key_blocks = 0 if self.k is None else self.k.shape[-1] // block_k
@@ -84,7 +84,7 @@ def of_scores(p):
     cols = p.values(j)
     R = p.R[*cols]
     dP += dot(p.do[*cols], R, p.parts, NT)
-    if not p.erases:
+    if not p.delta_rule:
       return dP, dA, dbeta
     dY = p.dY[*cols]
     dA -= dot(dY, R, p.parts, NT)
@@ -93,7 +93,7 @@ def of_scores(p):
     return dP, dA, dbeta + jnp.sum(dY * p.v[*cols].astype(F32), axis=1)
 
   square = p.zeros(p.chunk)
-  carry = (square, square if p.erases else None, p.zeros() if p.erases else None)
+  carry = (square, square if p.delta_rule else None, p.zeros() if p.delta_rule else None)
   return lax.fori_loop(0, p.value_blocks, over_values, carry)
 
 
@@ -101,11 +101,11 @@ def run(kernel, body, inputs, outputs, *, chunk, channels, tile, interpret, **op
   """Runs body(program, **options) on every chunk and head; outputs by name.
 
   Args:
-    inputs: name -> array or None, as `Program` names them; v is one of them.
+    inputs: name -> array or None, as `ChunkProgram` names them; v is one of them.
     outputs: name -> anything with its shape and dtype.
   """
   inputs = {name: x for name, x in inputs.items() if x is not None}
-  k, v, erases = inputs.get("k"), inputs["v"], "beta" in inputs
+  k, v, delta_rule = inputs.get("k"), inputs["v"], "beta" in inputs
   B, L, Hv, dv = v.shape
   settings = dict(
     names=(*inputs, *outputs),
@@ -117,13 +117,13 @@ def run(kernel, body, inputs, outputs, *, chunk, channels, tile, interpret, **op
   )
   found = call(
     kernel,
-    lambda *refs: body(Program(refs, **settings), **options),
+    lambda *refs: body(ChunkProgram(refs, **settings), **options),
     inputs.values(),
     [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()],
     grid=(L // chunk, Hv, B),
     tile=tile,
     interpret=interpret,
-    erases=erases,
+    delta_rule=delta_rule,
   )
   return dict(zip(outputs, found))
 

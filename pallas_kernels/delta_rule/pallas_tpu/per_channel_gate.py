@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.common.tiling import SUBLANES
-from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, NT, matmul
 
 FLOOR = -20.0  # log decays below are taken as it: e^-20 is 2e-9
 

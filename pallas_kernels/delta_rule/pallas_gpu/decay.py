@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.pallas_gpu.products import BF16, F32, dot
+from pallas_kernels.delta_rule.pallas_gpu.matmul import BF16, F32, dot
 
 
 def opaque_zero(x):

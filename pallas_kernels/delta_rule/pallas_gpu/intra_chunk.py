@@ -12,15 +12,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.channels import (
+from pallas_kernels.delta_rule.pallas_gpu.decay import load_chunk, pick, program_ids
+from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape, store_inverse
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, dot, gram
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import (
   Decayed,
   channel_scores,
   decayed_shapes,
   store_decayed,
 )
-from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids
-from pallas_kernels.delta_rule.pallas_gpu.inverse import inverse_shape, store_inverse
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot, gram
 from pallas_kernels.delta_rule.pallas_gpu.tiles import call, scores_in_place, tile_for
 
 
@@ -74,8 +74,8 @@ def intra(
   if not scores and inverse_precision is None:
     return None, None, None
   kernel = "scores" if inverse_precision is None else "intra"
-  channels, erases = g is not None and g.ndim == 4, beta is not None
-  tile = tile or tile_for(kernel, k, full=g is not None, erases=erases, channels=channels)
+  channels, delta_rule = g is not None and g.ndim == 4, beta is not None
+  tile = tile or tile_for(kernel, k, full=g is not None, delta_rule=delta_rule, channels=channels)
   body = functools.partial(
     _intra_body,
     given=[scores, True, *(x is not None for x in (beta, g, segments))],
@@ -92,8 +92,8 @@ def intra(
   if inverse_precision is not None:
     out_shape.append(inverse_shape(L // chunk, B, Hv, chunk, k.dtype))
   if channels:
-    out_shape += decayed_shapes(k, Hv, chunk, erases)
-  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, erases=erases)
+    out_shape += decayed_shapes(k, Hv, chunk, delta_rule)
+  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret, delta_rule=delta_rule)
   args = (q if scores else None, k, beta, g, segments)
   out = call(kernel, body, args, out_shape, **options)
   P, X, decayed = pick(out, scores, inverse_precision is not None)

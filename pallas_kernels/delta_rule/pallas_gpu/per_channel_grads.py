@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.delta_rule.pallas_gpu.channels import Gate, gate_parts
-from pallas_kernels.delta_rule.pallas_gpu.chunk import scale_rows, strict_lower
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, dot
-from pallas_kernels.delta_rule.pallas_gpu.program import in_dtypes, key_shapes, of_scores, run
+from pallas_kernels.delta_rule.pallas_gpu.chunk_program import in_dtypes, key_shapes, of_scores, run
+from pallas_kernels.delta_rule.pallas_gpu.decay import scale_rows, strict_lower
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, dot
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import Gate, gate_parts
 from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
 
@@ -23,7 +23,7 @@ def _dscores_body(p, scale):
   at, (row, column) = (p.n, p.b, p.h, slice(None), slice(None)), p.iotas
   dP = (dP * inside * scale).astype(p.dP.dtype)
   p.dP[*at] = jnp.where(row >= column, dP, dP.T)
-  if p.erases:
+  if p.delta_rule:
     dA = strict_lower(dA * inside, p.iotas).astype(p.dA.dtype)
     p.dA[*at] = dA + dA.T
     p.dbeta[p.b, p.rows, p.h] = dbeta
@@ -61,7 +61,7 @@ def _met(p, i, dQ, dF):
     x = both(Q, p.dP)
     dQ += jnp.where(later, x, 0.0)
     dK += jnp.where(later, 0.0, x)
-    if p.erases:
+    if p.delta_rule:
       x = both(scale_rows(K, p.beta), p.dA)
       dF += jnp.where(later, x, 0.0)
       dK += jnp.where(later, 0.0, x)
@@ -87,13 +87,13 @@ def _grads_body(p, scale):
     _, _, gate = _load(p, i, i + 1)
     into = scale_rows(gate.into(), p.decay.start)
     dQ = p.product(p.do, p.states, i) * into * scale
-    dF = -p.product(p.dY, p.states, i) * into if p.erases else None
+    dF = -p.product(p.dY, p.states, i) * into if p.delta_rule else None
     dQ, dF, dK = _met(p, i, dQ, dF)
     Q, K, gate = _load(p, i, i + 2)
     p.dq[*p.keys(i, False)] = (dQ + own * K).astype(p.dq.dtype)
     db = Q * dQ - K * dK
     dK += own * Q
-    if p.erases:
+    if p.delta_rule:
       dbeta += jnp.sum(K * dF, axis=1)
       dF *= p.beta[:, None]
       db += K * dF
@@ -114,27 +114,27 @@ def _grads_body(p, scale):
     p.dg[*p.keys(i, False)] = dg + whole[None, :]
     return dbeta
 
-  dbeta = lax.fori_loop(0, p.key_blocks, over_keys, p.zeros() if p.erases else None)
-  if p.erases:
+  dbeta = lax.fori_loop(0, p.key_blocks, over_keys, p.zeros() if p.delta_rule else None)
+  if p.delta_rule:
     p.dbeta[p.b, p.rows, p.h] = dbeta
 
 
 def grads(q, k, v, beta, g, segments, R, dY, do, states, dstates, *, scale, chunk, interpret=False):
   """(dq, dk, dv, dbeta, dg) as `grads.grads`, with g [B L Hv dk]."""
   B, L, Hv, _ = v.shape
-  erases = beta is not None
+  delta_rule = beta is not None
   options = dict(chunk=chunk, channels=True, interpret=interpret, scale=scale)
-  tile = lambda kernel: tile_for(kernel, k, erases=erases, channels=True)
+  tile = lambda kernel: tile_for(kernel, k, delta_rule=delta_rule, channels=True)
   of_rule = dict(beta=beta, R=R, dY=dY, segments=segments)
   square = jax.ShapeDtypeStruct((L // chunk, B, Hv, chunk, chunk), k.dtype)
   of_beta = jax.ShapeDtypeStruct((B, L, Hv), F32)
-  outputs = dict(dP=square) | (dict(dA=square, dv=v, dbeta=of_beta) if erases else {})
+  outputs = dict(dP=square) | (dict(dA=square, dv=v, dbeta=of_beta) if delta_rule else {})
   inputs = dict(v=v, do=do) | of_rule
   scores = run("dscores", _dscores_body, inputs, outputs, tile=tile("dscores"), **options)
-  outputs = key_shapes(k, v) | (dict(dbeta=of_beta) if erases else {})
+  outputs = key_shapes(k, v) | (dict(dbeta=of_beta) if delta_rule else {})
   outputs["dg"] = jax.ShapeDtypeStruct(g.shape, F32)
   inputs = dict(q=q, k=k, v=v, do=do, states=states, dstates=dstates, g=g) | of_rule
   inputs |= dict(dP=scores["dP"], dA=scores.get("dA"))
   found = run("grads", _grads_body, inputs, outputs, tile=tile("grads"), **options)
-  dbeta = scores["dbeta"] + found["dbeta"] if erases else None
+  dbeta = scores["dbeta"] + found["dbeta"] if delta_rule else None
   return in_dtypes(k, found, scores.get("dv"), beta, dbeta, g)

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.common.tiling import SUBLANES, round_up
-from pallas_kernels.delta_rule.pallas_tpu.channels import FLOOR, Channels, Masks
-from pallas_kernels.delta_rule.pallas_tpu.products import F32
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32
+from pallas_kernels.delta_rule.pallas_tpu.per_channel_gate import FLOOR, Channels, Masks
 
 
 class Decays:
@@ -54,7 +54,7 @@ class Decays:
 
   def _gate(self, u):
     """Which rows hold the cumulative log decay: one, or coarse and fine parts."""
-    return [self.tile.states * (self.tile.erases + i) + u for i in range(self.tile.gates)]
+    return [self.tile.states * (self.tile.delta_rule + i) + u for i in range(self.tile.gates)]
 
   def scores(self, u):
     """e^{b_i - b_j} where j <= i in one segment, else 0: [C, C]; None without decay."""

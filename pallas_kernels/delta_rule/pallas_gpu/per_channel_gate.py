@@ -17,8 +17,8 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.delta_rule.checks import FAR_BELOW
-from pallas_kernels.delta_rule.pallas_gpu.chunk import scale_rows
-from pallas_kernels.delta_rule.pallas_gpu.products import BF16, F32, NT, dot
+from pallas_kernels.delta_rule.pallas_gpu.decay import scale_rows
+from pallas_kernels.delta_rule.pallas_gpu.matmul import BF16, F32, NT, dot
 
 
 class Decayed(NamedTuple):
@@ -30,12 +30,12 @@ class Decayed(NamedTuple):
   k_into: jax.Array | None = None  # k e^{b_i} of the delta rule [B L Hv dk]
 
 
-def decayed_shapes(k, Hv, chunk, erases):
+def decayed_shapes(k, Hv, chunk, delta_rule):
   """The shapes of `Decayed` as a list, without what is None."""
   B, L, _, dk = k.shape
   keys = jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype)
   whole = jax.ShapeDtypeStruct((L // chunk, B, Hv, dk), F32)
-  return [keys, keys, whole, *([keys] if erases else [])]
+  return [keys, keys, whole, *([keys] if delta_rule else [])]
 
 
 def decayed_inputs(q, k, g, segments, decayed):

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.pallas_gpu.chunk import scale_rows
+from pallas_kernels.delta_rule.pallas_gpu.decay import scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.inverse import load_inverse, times_inverse_split
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, TN, dot
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, TN, dot
 
 
 def first_state(S0_refs, b, h, key_blocks, cols):

@@ -1,0 +1,1 @@
+"""implementation="pallas_gpu": causal attention for NVIDIA GPUs, in Pallas (Triton lowering)."""

@@ -1,0 +1,1 @@
+"""implementation="pallas_tpu": causal attention for TPUs, in Pallas (Mosaic lowering)."""
