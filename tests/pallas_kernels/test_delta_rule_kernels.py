@@ -22,7 +22,7 @@ from deltanet_jax.ops.testing import (
 )
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
 from pallas_kernels.delta_rule.checks import unsupported_reason
-from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile
+from pallas_kernels.delta_rule.pallas_tpu.tiles import Problem, choose_tile
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
 
@@ -121,12 +121,10 @@ def test_tpu_programs_take_rows_of_a_batch(change):
 
 
 def test_tpu_tiles_fill_with_states():
-  options = dict(
-    delta_rule=True, gate="none", packed=False, scale=1.0, chunk=None, inverse_precision=None
-  )
-
   def tile(B, H, d=128, dtype="bfloat16", Hv=None):
-    tile = choose_tile(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **options)
+    inputs = dict(delta_rule=True, gate="none", packed=False)
+    problem = Problem(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **inputs)
+    tile = choose_tile(problem, scale=1.0, chunk=None, inverse_precision=None)
     assert B % tile.sequences == 0 and (Hv or H) % tile.heads == 0
     return tile.sequences, tile.heads
 

@@ -63,7 +63,7 @@ def _backward(args, residuals, cotangents, *, options):
 def _plain(q, k, v, beta, g, segments, S0, *, options):
   scale, chunk = options.scale, options.chunk
   if g is not None and g.ndim == 4:
-    return reference.by_tokens(q, k, v, beta, g, S0, segments, scale=scale)
+    return reference.recurrent(q, k, v, beta, g, S0, segments, scale=scale)
   form = reference.linear_attention if beta is None else reference.delta_rule
   return form(q, k, v, beta, g, S0, segments, scale=scale, chunk=chunk)
 

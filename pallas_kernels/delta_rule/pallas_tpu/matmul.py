@@ -1,4 +1,4 @@
-"""Products of the TPU kernels: float32 factors are split by hand, and K K^T keeps what it loses."""
+"""Matmuls of the TPU kernels: float32 operands are split into bfloat16 parts, K K^T is exact."""
 
 import functools
 
@@ -11,34 +11,35 @@ F32, BF16 = jnp.float32, jnp.bfloat16
 NN, NT, TN = ((1,), (0,)), ((1,), (1,)), ((0,), (0,))  # a b, a b^T, a^T b
 
 
-def matmul(a, b, dims=NN, parts=3, rest=None):
-  """a b with float32 sums: one pass for bfloat16 operands, six for float32 (three if parts is 2).
+def matmul(a, b, dims=NN, parts=3, residual=None):
+  """Return a b in float32: one bfloat16 pass for bfloat16 operands, six for float32.
 
-  Two passes for a bfloat16 and b float32, which is then right to 16 bits.
+  Three passes for float32 with parts=2. Two passes if only a is bfloat16: b is then exact to 16
+  bits. `residual` holds digits of a float32 b below its last one.
 
-  Split by hand rather than by `Precision.HIGHEST`: interpreted, it rounds as the chip does, the
-  sums of the leading parts are nearly exact, it takes fewer bundles, and b can have a rest.
+  Splitting explicitly instead of with `Precision.HIGHEST`: interpret mode rounds like the chip, the
+  sums of the leading parts are nearly exact, it takes fewer VLIW bundles, b can have a residual.
   """
   dot = functools.partial(
     lax.dot_general, dimension_numbers=(dims, ((), ())), preferred_element_type=F32
   )
   if a.dtype == BF16:
     return dot(a, b) if b.dtype == BF16 else sum(dot(a, x) for x in bf16_parts(b, 2)[::-1])
-  a, b = bf16_parts(a, parts), bf16_parts(b, parts, rest)
+  a, b = bf16_parts(a, parts), bf16_parts(b, parts, residual)
   # Smallest terms first.
   return sum(dot(a[i], b[n - i]) for n in reversed(range(parts)) for i in range(n + 1))
 
 
 def gram(K):
-  """K K^T and, for float32, what rounding it to float32 took away (else None).
+  """Return K K^T and, for float32, its rounding error (else None).
 
-  Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
-  the error grows with the length, to 1e-4 after 4096 tokens.
+  Repeated keys have the same rounding error in every entry and chunk, and with beta = 2 nothing
+  damps it: the error grows with the length, to 1e-4 after 4096 tokens.
   """
   if K.dtype != F32:
     return matmul(K, K, NT), None
-  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
-  # sums of up to 256 of their products are exact.
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 represents them,
+  # and sums of up to 256 of their products are exact.
   shift = jnp.max(jnp.abs(K), axis=1, keepdims=True) * 2.0**17
   coarse = (K + shift) - shift
   fine = K - coarse

@@ -59,7 +59,7 @@ def linear_attention(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   )
 
 
-def by_tokens(q, k, v, beta, g, S0, segment_ids, *, scale):
+def recurrent(q, k, v, beta, g, S0, segment_ids, *, scale):
   """The recurrence, for what has no chunks here: gates of key channels. beta may be None."""
   B, _, H, dk = q.shape
   Hv, dv = v.shape[2:]
