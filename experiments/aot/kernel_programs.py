@@ -265,7 +265,9 @@ def _tile(machine, case, kernel):
     return None
   with tracing_for(machine):
     kind = dict(
-      full=case.inputs == "full", delta_rule=not case.is_linear_attention, channels=case.per_channel
+      gated=case.inputs == "full",
+      delta_rule=not case.is_linear_attention,
+      per_channel=case.per_channel,
     )
     return list(tiles.tile_for(name, _arrays(case)[0]["k"], **kind))
 

@@ -1,11 +1,11 @@
-"""Decays of key channels within a chunk, on GPU.
+"""Scores and decays with per-channel gates within a chunk, on GPU.
 
-With b the log decay of each channel summed over tokens, a score is sum_c q_ic k_jc e^{b_ic - b_jc}:
-no factor beside the product q k. Divided, e^{b_i} e^{-b_j} would overflow. So the chunk is halved
-again and again, down to single tokens: between the halves of a block the decays meet at the
-boundary, e^{b_i - b_m} and e^{b_m - b_j}, neither above 1; one product of the whole chunk serves
-all blocks of a size. Sums of log decays are products with a matrix of zeros and ones: nothing is
-subtracted, and the lowering has no other way from one token to the next.
+With b the cumulative log decay of each key channel, a score is sum_c q_ic k_jc e^{b_ic - b_jc}: the
+decay cannot be factored out of the dot product, and splitting it into e^{b_i} e^{-b_j} would
+overflow. So the chunk is halved recursively, down to single tokens: between the two halves of a
+block the decay is split at their boundary m into e^{b_i - b_m} and e^{b_m - b_j}, both <= 1, and
+one matmul of the full chunk computes all blocks of one size. Sums of log decays are matmuls with
+0/1 matrices: nothing is subtracted, and the lowering has no other way to combine tokens.
 """
 
 from typing import NamedTuple
@@ -21,81 +21,88 @@ from pallas_kernels.delta_rule.pallas_gpu.decay import scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.matmul import BF16, F32, NT, dot
 
 
-class Decayed(NamedTuple):
-  """Queries and keys with their decays, which then stand inside all products with the state."""
+class DecayedKeys(NamedTuple):
+  """Queries and keys with per-channel decays applied, as they multiply the state."""
 
-  q_into: jax.Array  # q e^{b_i}, as the state before the chunk meets it [B L Hv dk]
-  k_out: jax.Array  # k e^{b_C - b_i}, as it is written to the state after the chunk [B L Hv dk]
-  whole: jax.Array  # e^{b_C} [N B Hv dk] float32
-  k_into: jax.Array | None = None  # k e^{b_i} of the delta rule [B L Hv dk]
+  q_start: jax.Array  # q e^{b_i}, reads the state before the chunk [B L Hv dk]
+  k_end: jax.Array  # k e^{b_C - b_i}, written to the state after the chunk [B L Hv dk]
+  total: jax.Array  # e^{b_C} [N B Hv dk] float32
+  k_start: jax.Array | None = None  # k e^{b_i}, delta rule only [B L Hv dk]
 
 
-def decayed_shapes(k, Hv, chunk, delta_rule):
-  """The shapes of `Decayed` as a list, without what is None."""
+def decayed_shapes(k, Hv, chunk, delta_rule) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return the shapes of `DecayedKeys` by name, without those that are None."""
   B, L, _, dk = k.shape
   keys = jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype)
-  whole = jax.ShapeDtypeStruct((L // chunk, B, Hv, dk), F32)
-  return [keys, keys, whole, *([keys] if delta_rule else [])]
+  total = jax.ShapeDtypeStruct((L // chunk, B, Hv, dk), F32)
+  return dict(q_start=keys, k_end=keys, total=total) | (dict(k_start=keys) if delta_rule else {})
 
 
 def decayed_inputs(q, k, g, segments, decayed):
-  """(q, k, g, segments, whole, k_into) of kernels that carry a state; the last two of channels."""
+  """Return (q, k, g, segments, total, k_start) for the kernels that carry a state.
+
+  With per-channel gates (`decayed` is not None) q and k include decays and segments, so g and
+  segments are None. Otherwise total and k_start are None.
+  """
   if decayed is None:
     return q, k, g, segments, None, None
-  return decayed.q_into, decayed.k_out, None, None, decayed.whole, decayed.k_into
+  return decayed.q_start, decayed.k_end, None, None, decayed.total, decayed.k_start
 
 
 def gate_parts(dtype):
-  """bfloat16 parts of a log decay: it is summed up to hundreds, where one part has no digits."""
+  """Return the bfloat16 parts of a log decay: at least 2, because sums reach hundreds."""
   return max(parts_for(dtype), 2)
 
 
-class Gate:
-  """Decays of a chunk's block of channels, from its log decays g [C block_k].
+class ChannelGate:
+  """Decays of a chunk for one block of channels, from its log decays g [C block_k].
 
-  Masks depend on a number, through zero: those of two loops or rounds with one number would be
-  computed once, before both, and stay in registers, one per element (132 bytes spilled in `intra`).
+  Args:
+    mask_id: masks depend on it, through `zero`. The compiler would compute masks with the same id
+      once, before both loops or iterations that use them, and hold them in registers, one per
+      element (132 bytes spilled in `intra`).
+    zero: see `opaque_zero`.
   """
 
-  def __init__(self, g, number, iotas, zero, parts):
+  def __init__(self, g, mask_id, iotas, zero, parts):
     self.g, self.zero, self.parts = jnp.maximum(g.astype(F32), FAR_BELOW), zero, parts
-    self.row, self.column = iotas[0] + zero * number, iotas[1]
+    self.row, self.column = iotas[0] + zero * mask_id, iotas[1]
     self.levels = iotas[0].shape[0].bit_length() - 1
 
-  def sums(self, mask, x):
-    """[C block_k]: x of those tokens that each row of the mask has, summed."""
+  def masked_sums(self, mask, x):
+    """Return [C block_k]: for each row of the mask [C C], the sum of x over its true columns."""
     return dot(jnp.where(mask, 1.0, 0.0).astype(BF16), x, self.parts)
 
-  def into(self):
-    """e^{b_i}"""
-    return jnp.exp(self.sums(self.row >= self.column, self.g))
+  def start(self):
+    """Return e^{b_i} [C block_k]."""
+    return jnp.exp(self.masked_sums(self.row >= self.column, self.g))
 
-  def out(self):
-    """e^{b_C - b_i}"""
-    return jnp.exp(self.sums(self.row < self.column, self.g))
+  def end(self):
+    """Return e^{b_C - b_i} [C block_k]."""
+    return jnp.exp(self.masked_sums(self.row < self.column, self.g))
 
-  def whole(self):
-    """e^{b_C} [block_k]"""
+  def total(self):
+    """Return e^{b_C} [block_k]."""
     return jnp.exp(jnp.sum(self.g, axis=0))
 
-  def meeting(self, level):
-    """Decays of both halves of each block of 2^(level + 1) tokens to where they meet."""
+  def to_boundary(self, level):
+    """Return the decays between each token and the middle of its block of 2^(level + 1) tokens."""
     row = self.row + self.zero * level
-    of_half = (row >> level) == (self.column >> level)
-    later = ((row >> level) & 1) == 1
-    upto, after = later & (row >= self.column), ~later & (row < self.column)
-    return jnp.exp(self.sums(of_half & (upto | after), self.g))
+    same_half = (row >> level) == (self.column >> level)
+    second = ((row >> level) & 1) == 1
+    upto, after = second & (row >= self.column), ~second & (row < self.column)
+    return jnp.exp(self.masked_sums(same_half & (upto | after), self.g))
 
   def pairs(self, level):
-    """[C C] Scores between a half and the other of its block."""
+    """Return the mask [C C] of scores between the two halves of a block."""
     return (((self.row + self.zero * level) ^ self.column) >> level) == 1
 
 
 def channel_scores(q_ref, k_ref, g_ref, at, iotas, zero, block_k, with_gram):
-  """Q K^T and, if asked for, K K^T with decays for j <= i; anything for others.
+  """Return Q K^T and, if with_gram, K K^T with decays for j <= i; undefined for j > i.
 
   Args:
-    at: number of the chunk, row of the batch, tokens, key head and value head.
+    at: chunk, sequence, token slice, key head and value head.
   """
   _, b, rows, hk, h = at
   chunk, parts, dtype = rows.size, parts_for(k_ref.dtype), k_ref.dtype
@@ -104,20 +111,20 @@ def channel_scores(q_ref, k_ref, g_ref, at, iotas, zero, block_k, with_gram):
   def over_keys(i, carry):
     cols = pl.ds(i * block_k, block_k)
     Q, K = (ref[b, rows, hk, cols].astype(F32) for ref in (q_ref, k_ref))
-    gate = Gate(g_ref[b, rows, h, cols], i + 1, iotas, zero, gate_parts(dtype))
+    gate = ChannelGate(g_ref[b, rows, h, cols], i + 1, iotas, zero, gate_parts(dtype))
 
     def over_levels(level, carry):
-      meeting = gate.meeting(level)
+      decay = gate.to_boundary(level)
       pairs = gate.pairs(level)
-      K_met = (K * meeting).astype(dtype)
-      QK = carry[0] + jnp.where(pairs, dot((Q * meeting).astype(dtype), K_met, parts, NT), 0.0)
+      K_decayed = (K * decay).astype(dtype)
+      QK = carry[0] + jnp.where(pairs, dot((Q * decay).astype(dtype), K_decayed, parts, NT), 0.0)
       if not with_gram:
         return QK, None
-      return QK, carry[1] + jnp.where(pairs, dot(K_met, K_met, parts, NT), 0.0)
+      return QK, carry[1] + jnp.where(pairs, dot(K_decayed, K_decayed, parts, NT), 0.0)
 
-    # A token's own score has no decay.
-    own = jnp.where(row == column, jnp.sum(Q * K, axis=1)[:, None], 0.0)
-    carry = carry[0] + own, carry[1]
+    # The score of a token with itself has no decay.
+    diagonal = jnp.where(row == column, jnp.sum(Q * K, axis=1)[:, None], 0.0)
+    carry = carry[0] + diagonal, carry[1]
     return lax.fori_loop(0, gate.levels, over_levels, carry)
 
   square = jnp.zeros((chunk, chunk), F32)
@@ -125,20 +132,22 @@ def channel_scores(q_ref, k_ref, g_ref, at, iotas, zero, block_k, with_gram):
   return lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, carry)
 
 
-def store_decayed(refs, q_ref, k_ref, g_ref, at, iotas, zero, block_k, decay):
-  """Writes `Decayed` of a chunk; decay has the masks of its segments."""
-  q_into_ref, k_out_ref, whole_ref, *k_into_refs = refs
+def store_decayed(
+  q_start_ref, k_end_ref, total_ref, k_start_ref, q_ref, k_ref, g_ref, at, iotas, zero, block_k,
+  decay
+):  # fmt: skip
+  """Store the `DecayedKeys` of a chunk; `decay` has the factors of its segments."""
   n, b, rows, hk, h = at
 
   def over_keys(i, _):
     cols = pl.ds(i * block_k, block_k)
-    gate = Gate(g_ref[b, rows, h, cols], i + 2, iotas, zero, gate_parts(k_ref.dtype))
-    into = scale_rows(gate.into(), decay.start)
+    gate = ChannelGate(g_ref[b, rows, h, cols], i + 2, iotas, zero, gate_parts(k_ref.dtype))
+    start = scale_rows(gate.start(), decay.start)
     Q, K = (ref[b, rows, hk, cols].astype(F32) for ref in (q_ref, k_ref))
-    q_into_ref[b, rows, h, cols] = (Q * into).astype(q_into_ref.dtype)
-    for ref in k_into_refs:
-      ref[b, rows, h, cols] = (K * into).astype(ref.dtype)
-    k_out_ref[b, rows, h, cols] = (K * scale_rows(gate.out(), decay.end)).astype(k_out_ref.dtype)
-    whole_ref[n, b, h, cols] = gate.whole() * (1.0 if decay.whole is None else decay.whole)
+    q_start_ref[b, rows, h, cols] = (Q * start).astype(q_start_ref.dtype)
+    if k_start_ref is not None:
+      k_start_ref[b, rows, h, cols] = (K * start).astype(k_start_ref.dtype)
+    k_end_ref[b, rows, h, cols] = (K * scale_rows(gate.end(), decay.end)).astype(k_end_ref.dtype)
+    total_ref[n, b, h, cols] = gate.total() * (1.0 if decay.total is None else decay.total)
 
   lax.fori_loop(0, k_ref.shape[-1] // block_k, over_keys, None)

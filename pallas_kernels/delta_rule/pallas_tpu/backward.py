@@ -42,10 +42,10 @@ class _Chunk(NamedTuple):
   Q: Arrays
   K: Arrays
   V: Arrays
-  do: Arrays  # gradient of o, times its scale
+  dO: Arrays  # gradient of o, times its scale
   S: Arrays  # state before the chunk, in the inputs' dtype
-  ds: Arrays  # gradient of the state after the chunk, float32
-  ds_cast: Arrays  # ds in the inputs' dtype
+  dS: Arrays  # gradient of the state after the chunk, float32
+  dS_cast: Arrays  # dS in the inputs' dtype
 
   # Per-head factors scale rows of matmuls with the state. Per-channel ones scale q and k instead.
   @property
@@ -100,20 +100,20 @@ def _body(*refs, tile):
   states = range(tile.states)
 
   # Gradient of R, and for the delta rule of Y = beta Z and of V.
-  KdS = scaled([matmul(k, ds) for k, ds in zip(f.K_write, c.ds_cast)], c.row_end)
-  dV = [matmul(p, do, TN) + kds for p, do, kds in zip(f.P, c.do, KdS)]
+  KdS = scaled([matmul(k, ds) for k, ds in zip(f.K_write, c.dS_cast)], c.row_end)
+  dV = [matmul(p, do, TN) + kds for p, do, kds in zip(f.P, c.dO, KdS)]
   dY, dY_rest, dVd, dYd = None, [None], None, None
   if tile.delta_rule:
     dR = _cast(dV, c)
     dY, dY_rest = zip(*[x.times(dr, TN) for x, dr in zip(f.X, dR)])
     dV = [dy * beta for dy, beta in zip(dY, f.beta)]
     dVd, dYd = _cast(dV, c), _cast(dY, c)
-  dO_state = c.do
+  dO_state = c.dO
   if c.row_start[0] is not None:
-    dO_state = _cast(scaled([x.astype(F32) for x in c.do], c.row_start), c)
+    dO_state = _cast(scaled([x.astype(F32) for x in c.dO], c.row_start), c)
 
   # Gradients of the scores, then of queries and keys.
-  dP = [matmul(do, r, NT) for do, r in zip(c.do, f.R)]
+  dP = [matmul(do, r, NT) for do, r in zip(c.dO, f.R)]
   dKK = dKK_raw = None
   if tile.delta_rule:
     dA = [-matmul(dy, r, NT) for dy, r in zip(dYd, f.R)]
@@ -121,7 +121,7 @@ def _body(*refs, tile):
     dKK = [x * beta for x, beta in zip(dKK_raw, f.beta)]
   of_queries = _query_gradients_per_channel if tile.per_channel else _query_gradients
   dQ, dK_score = of_queries(c, f, dP, dO_state)
-  dK_write = scaled([matmul(r, ds, NT) for r, ds in zip(f.R, c.ds_cast)], c.end)
+  dK_write = scaled([matmul(r, ds, NT) for r, ds in zip(f.R, c.dS_cast)], c.end)
   dK_correction, dV_state = None, None
   if tile.delta_rule:
     of_keys = _correction_gradients_per_channel if tile.per_channel else _correction_gradients
@@ -144,9 +144,9 @@ def _body(*refs, tile):
     drows_ref[...] = _row_gradients(c, dQ, dK_parts, dbeta)
   if tile.per_channel:
     _store_channel_gate_gradients(dgate_ref, c, dQ, dK_parts)
-    dS = scaled(c.ds, rows_to_columns(c.total))
+    dS = scaled(c.dS, rows_to_columns(c.total))
   else:
-    dS = scaled(c.ds, c.total)
+    dS = scaled(c.dS, c.total)
 
   # Gradient of the state before the chunk.
   if dY_rest[0] is not None:
@@ -226,7 +226,7 @@ def _query_gradients(c, f, dP, dO_state):
 def _query_gradients_per_channel(c, f, dP, dO_state):
   """Return dQ and the gradient of keys in Q K^T, with per-channel gates."""
   states, decays, dtype = range(c.tile.states), c.decays, c.K[0].dtype
-  dP = [decays.with_transpose(u, dP[u], matmul(f.R[u], c.do[u], NT)).astype(dtype) for u in states]
+  dP = [decays.with_transpose(u, dP[u], matmul(f.R[u], c.dO[u], NT)).astype(dtype) for u in states]
   grads = [decays.gates[u].score_gradients(c.Q[u], c.K[u], dP[u]) for u in states]
   dQ, dK_score = zip(*grads)
   dQ_state = scaled([matmul(do, s, NT) for do, s in zip(dO_state, c.S)], c.start)
@@ -267,7 +267,7 @@ def _log_decay_gradient(c, u, dQ, dK):
   q, k, write = c.Q[u].astype(F32), c.K[u].astype(F32), _without_last_row(dK.write[u])
   of_key = write + dK.score[u]
   of_key = dK.correction[u] - of_key if c.tile.delta_rule else -of_key
-  return q * dQ[u] + k * of_key, k * write, c.ds[u] * c.S[u].astype(F32)
+  return q * dQ[u] + k * of_key, k * write, c.dS[u] * c.S[u].astype(F32)
 
 
 def _row_gradients(c, dQ, dK, dbeta):
