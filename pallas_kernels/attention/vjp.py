@@ -1,7 +1,6 @@
 """Derivatives of attention kernels, of any order."""
 
 from pallas_kernels.attention import reference
-from pallas_kernels.attention.checks import NO_FORWARD_MODE
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 
 
@@ -28,6 +27,6 @@ def differentiable_attention(forward, backward, q, k, v, segments, window):
     forward_saving=run_saving,
     backward=run_backward,
     reference=lambda *args: (reference.causal_attention(*args, window=window),),
-    no_forward_mode=NO_FORWARD_MODE,
+    name="attention",
   )
   return call_kernel(kernel, q, k, v, segments)[0]

@@ -29,7 +29,7 @@ class KernelVJP(NamedTuple):
   forward_saving: Callable  # (*args) -> (outs, residuals for the backward pass besides args)
   backward: Callable  # (args, residuals, d_outs) -> one gradient per arg, None for integers
   reference: Callable  # (*args) -> outs in plain JAX, for second derivatives
-  no_forward_mode: str  # message of the TypeError that forward mode raises
+  name: str  # for the TypeError that forward mode raises
   out_batch_axis: int = 0  # batch axis of outs; that of args is 0
   residual_batch_axis: int = 0
 
@@ -112,7 +112,11 @@ def _derivative(kernel, args, residuals, tangents, outs):
 
 def _apply_transposable(kernel, transpose, constants, tangents, outs):
   def run(*_):
-    raise TypeError(kernel.no_forward_mode)
+    raise TypeError(
+      "forward-mode autodiff (jax.jvp, jax.linearize, jax.hessian) is not supported by the kernel"
+      f" {kernel.name}: it has a custom VJP, which is reverse mode only. Use an implementation in"
+      " plain JAX."
+    )
 
   leaves = jax.tree.leaves(outs)
   return apply_linear_map(run, transpose, constants, list(tangents.values()), leaves)

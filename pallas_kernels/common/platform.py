@@ -28,8 +28,8 @@ def _lower(compiled_for, _, x, *, platform, name):
     chip = {"cuda": "an NVIDIA GPU", "tpu": "a TPU"}[platform]
     here = {"cpu": "a CPU", "tpu": "a TPU", "cuda": "an NVIDIA GPU", "rocm": "an AMD GPU"}
     raise ValueError(
-      f"{name} is a kernel for {chip}, and this program is compiled for {here[compiled_for]}: use"
-      ' implementation="chunkwise" (Pallas kernels run slowly on a CPU with interpret=True).'
+      f"{name} is a kernel for {chip}, but this program is compiled for {here[compiled_for]}. Use"
+      " an implementation in plain JAX, or interpret=True to run a Pallas kernel slowly on a CPU."
     )
   return [x]
 

@@ -6,11 +6,6 @@ from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.head_norm import pallas_gpu, reference
 
-_NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.hessian, jax.linearize) is for head_norm's implementation"
-  ' "plain": its kernels define only a backward pass.'
-)
-
 
 def head_norm(x, scale, gate, eps, gate_activation, interpret=False):
   """Return scale x / sqrt(mean(x^2) + eps) gate_activation(gate) for every `size` channels.
@@ -31,7 +26,7 @@ def head_norm(x, scale, gate, eps, gate_activation, interpret=False):
     forward_saving=lambda *args: (run(*args), ()),
     backward=lambda args, _, d: pallas_gpu.backward(*args, *d, **options, interpret=interpret),
     reference=lambda *args: (reference.head_norm(*args, **options),),
-    no_forward_mode=_NO_FORWARD_MODE,
+    name="head_norm",
   )
   (y,) = call_kernel(kernel, x, scales, gate)
   return y

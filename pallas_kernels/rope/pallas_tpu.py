@@ -15,10 +15,6 @@ from pallas_kernels.common.tiling import LANES, TPU_VMEM_LIMIT, pad_axis, round_
 from pallas_kernels.rope.reference import angles_of, turn
 
 F32 = jnp.float32
-NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.hessian, jax.linearize) is for rope's implementation"
-  ' "plain": its kernel defines only a backward pass.'
-)
 _TOKENS, _ELEMENTS = 256, 2**20  # upper limits per block
 
 
@@ -71,7 +67,7 @@ def turn_tpu(x, positions, base, interpret=False):
     # The transpose of a rotation is the inverse rotation.
     backward=lambda args, _, d: (run(*d, args[1], sign=-1.0), None),
     reference=lambda *args: (turn(*args, base),),
-    no_forward_mode=NO_FORWARD_MODE,
+    name="rope",
   )
   (y,) = call_kernel(kernel, x, positions)
   return y

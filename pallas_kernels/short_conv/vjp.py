@@ -9,11 +9,6 @@ from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.short_conv import pallas_gpu, pallas_tpu, reference
 
-_NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.hessian, jax.linearize) is for short_conv's implementation"
-  ' "plain": its kernels define only a backward pass.'
-)
-
 
 def short_conv_tpu(x, kernel, bias, ages, epilogue, size, interpret=False):
   """Return epilogue(sum_i kernel_i x_{t-W+1+i} + bias) for every `size` channels, on TPU.
@@ -38,7 +33,7 @@ def short_conv_tpu(x, kernel, bias, ages, epilogue, size, interpret=False):
     forward_saving=lambda *args: ((run(*args),), ()),
     backward=backward,
     reference=lambda *args: (reference.short_conv(*args, **options),),
-    no_forward_mode=_NO_FORWARD_MODE,
+    name="short_conv",
   )
   (y,) = call_kernel(conv, x, _taps(x, kernel, bias), ages)
   return y
@@ -73,7 +68,7 @@ def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
     forward_saving=lambda *args: (run(*args), ()),
     backward=backward,
     reference=lambda x, *args: (*reference.short_convs(x, *args, **options), x[..., D:]),
-    no_forward_mode=_NO_FORWARD_MODE,
+    name="short_conv",
   )
   return call_kernel(conv, x, _taps(x, kernel, bias), ages)
 

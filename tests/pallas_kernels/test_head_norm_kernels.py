@@ -62,7 +62,7 @@ def test_transformations():
   for transformed in (each, second):
     for got, want in zip(transformed(kernels), transformed(plain)):
       assert rel_rms(got, want) < 2e-6
-  with pytest.raises(TypeError, match=r"forward mode .* is for head_norm's implementation"):
+  with pytest.raises(TypeError, match=r"forward-mode .* not supported by the kernel head_norm"):
     jax.jvp(lambda x: kernels(x, scale, gate), (x,), (x,))
 
 

@@ -1,1 +1,1 @@
-"""implementation="pallas_gpu": causal attention for NVIDIA GPUs, in Pallas (Triton lowering)."""
+"""Causal attention kernels for NVIDIA GPUs, in Pallas (Triton lowering)."""

@@ -1,1 +1,1 @@
-"""implementation="pallas_tpu": causal attention for TPUs, in Pallas (Mosaic lowering)."""
+"""Causal attention kernels for TPU, in Pallas (Mosaic lowering)."""

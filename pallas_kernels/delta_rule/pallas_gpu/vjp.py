@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pallas_kernels.common import bf16
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE, check_inputs
+from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu import per_channel_grads
 from pallas_kernels.delta_rule.pallas_gpu.backward import dstates, states
 from pallas_kernels.delta_rule.pallas_gpu.forward import forward
@@ -135,7 +135,7 @@ def _apply(q, k, v, beta, g, S0, segment_ids, options):
     forward_saving=functools.partial(_forward_saving, options=options),
     backward=functools.partial(_backward, options=options),
     reference=functools.partial(_reference, options=options),
-    no_forward_mode=NO_FORWARD_MODE,
+    name="linear_attention_gpu" if beta is None else "delta_rule_gpu",
     residual_batch_axis=1,
   )
   o, S = call_kernel(kernel, *args)

@@ -8,7 +8,7 @@ from jax import lax
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import pad_axis, round_up
-from pallas_kernels.delta_rule.checks import FAR_BELOW, NO_FORWARD_MODE, check_inputs
+from pallas_kernels.delta_rule.checks import FAR_BELOW, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
 from pallas_kernels.delta_rule.pallas_tpu.tiles import Problem, choose_tile, padded_size
@@ -142,7 +142,7 @@ def _apply(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interp
     forward_saving=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
     reference=functools.partial(_reference, scale=float(scale), chunk=tile.chunk),
-    no_forward_mode=NO_FORWARD_MODE,
+    name=f"{tile.name}_tpu",
   )
   return call_kernel(kernel, q, k, v, beta, g, S0, segment_ids)
 

@@ -10,7 +10,6 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 from pallas_kernels.delta_rule.pallas_gpu.decay import (
   gate_gradient_from_rows,
   gate_gradient_from_scores,
@@ -205,7 +204,7 @@ def differentiable_transform(kernel, backward, chunk, *args):
     forward_saving=lambda *args: (run(*args), ()),
     backward=backward,
     reference=functools.partial(reference.transform, chunk=chunk),
-    no_forward_mode=NO_FORWARD_MODE,
+    name="ut_transform",
     out_batch_axis=1,
   )
   return call_kernel(kernels, *args)
