@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import LANES, TPU_VMEM_LIMIT, pad_axis, round_up
-from pallas_kernels.rope.reference import angles_of, turn
+from pallas_kernels.rope.reference import angles_of, rotate
 
 F32 = jnp.float32
 _TOKENS, _ELEMENTS = 256, 2**20  # upper limits per block
@@ -34,7 +34,7 @@ def _body(table_ref, x_ref, y_ref, *, size, sign):
     y_ref[:, i : i + lanes] = (x * cos + other * sin).astype(y_ref.dtype)
 
 
-def _turn(x, positions, *, base, sign, interpret):
+def _rotate(x, positions, *, base, sign, interpret):
   B, L, H, d = x.shape
   lanes = max(d, LANES)
   T = min(_TOKENS, max(16, _ELEMENTS // (H * d) & -16), round_up(L, 16))
@@ -57,16 +57,16 @@ def _turn(x, positions, *, base, sign, interpret):
   return y[:, :L].reshape(x.shape)
 
 
-def turn_tpu(x, positions, base, interpret=False):
-  """Apply `reference.turn` as one kernel, for inputs without an `unsupported_reason`."""
+def rotate_tpu(x, positions, base, interpret=False):
+  """Apply `reference.rotate` as one kernel, for inputs without an `unsupported_reason`."""
   x = x if interpret else require_platform(x, "tpu", "rope")
-  run = functools.partial(_turn, base=base, interpret=interpret)
+  run = functools.partial(_rotate, base=base, interpret=interpret)
   kernel = KernelVJP(
     forward=lambda *args: (run(*args, sign=1.0),),
     forward_saving=lambda *args: ((run(*args, sign=1.0),), ()),
     # The transpose of a rotation is the inverse rotation.
     backward=lambda args, _, d: (run(*d, args[1], sign=-1.0), None),
-    reference=lambda *args: (turn(*args, base),),
+    reference=lambda *args: (rotate(*args, base),),
     name="rope",
   )
   (y,) = call_kernel(kernel, x, positions)

@@ -14,7 +14,7 @@ def angles_of(positions, half, base, dtype):
   return positions.astype(dtype)[..., None] * frequencies[None, None]
 
 
-def turn(x, positions, base):
+def rotate(x, positions, base):
   """Rotate the pairs (x_i, x_{i+d/2}) of each head of x [B L H d] by position * base^(-2i/d)."""
   half = x.shape[-1] // 2
   y = x.astype(jnp.float64 if x.dtype == jnp.float64 else F32)

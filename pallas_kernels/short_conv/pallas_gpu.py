@@ -64,10 +64,10 @@ def _run_for_own_part(parts, run):
 class _Head:
   """Loads, stores and convolution of one head: runs of `steps` tokens of x [B, L, ..]."""
 
-  def __init__(self, index, size, tokens, taps_ref, ages_refs, width):
+  def __init__(self, index, size, tokens, taps_ref, position_refs, width):
     rows = min(ELEMENTS // size, tokens)
     self.shape, self.steps = (rows, size), tokens // rows
-    self._index, self._ages, self.width = index, ages_refs, width
+    self._index, self._positions, self.width = index, position_refs, width
     self._first = index.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
     self._channels = lax.broadcasted_iota(jnp.int32, (1, size), 1)
     self.cols = pl.ds(index.x_offset, size)
@@ -91,11 +91,11 @@ class _Head:
 
   def segment_mask(self, t):
     """Return (s, x) -> x where tokens t and t - s are in the same segment, else 0."""
-    if not self._ages:
+    if not self._positions:
       return lambda s, x: x
-    (ages,) = self._ages
-    at = jnp.clip(self._first[:, 0] + t, 0, ages.shape[1] - 1)
-    age = ages[self._index.b, at][:, None]
+    (positions,) = self._positions
+    at = jnp.clip(self._first[:, 0] + t, 0, positions.shape[1] - 1)
+    age = positions[self._index.b, at][:, None]
     return lambda s, x: x if s == 0 else jnp.where(age >= s, x, 0.0)
 
   def conv(self, window):
@@ -105,11 +105,11 @@ class _Head:
 
 
 def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
-  y_refs, ages_refs = refs[-len(parts) :], refs[: -len(parts)]
+  y_refs, position_refs = refs[-len(parts) :], refs[: -len(parts)]
 
   def run(number, index):
     epilogue, size, _ = parts[number]
-    own = _Head(index, size, tokens, taps_ref, ages_refs, width)
+    own = _Head(index, size, tokens, taps_ref, position_refs, width)
 
     def step(t, before):
       window, same = [own.load(x_ref, t), *before], own.segment_mask(t)
@@ -123,11 +123,11 @@ def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
 
 
 def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
-  d_refs, (*ages_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
+  d_refs, (*position_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
 
   def run(number, index):
     epilogue, size, _ = parts[number]
-    own = _Head(index, size, tokens, taps_ref, ages_refs, width)
+    own = _Head(index, size, tokens, taps_ref, position_refs, width)
     # Start at the last token whose output depends on the run.
     last = own.steps + width - 2
 
@@ -166,28 +166,28 @@ def _call(body, name, x, args, out_shape, *, parts, width, interpret):
   return launch(body, name, args, out_shape(blocks), **options)
 
 
-def forward(x, taps, ages, *, parts, width, interpret):
+def forward(x, taps, positions, *, parts, width, interpret):
   """Return epilogue(sum_s taps_s x_{t-s} + bias) of every head, [B, L, channels] for each part.
 
   Args:
     x: [B, L, ..], the channels of the parts, then channels that are not read.
     taps: [B, width (+ 1), channels of all parts] float32, the current token's first; the additional
       one is the bias.
-    ages: [B, L] int32, number of earlier tokens in the same segment, or None.
+    positions: [B, L] int32, of each token in its segment, or None.
   """
   out_shape = lambda _: [
     jax.ShapeDtypeStruct((*x.shape[:2], part.channels), x.dtype) for part in parts
   ]
   options = dict(parts=parts, width=width, interpret=interpret)
-  return _call(_forward_body, "short_conv_fwd", x, (x, taps, ages), out_shape, **options)
+  return _call(_forward_body, "short_conv_fwd", x, (x, taps, positions), out_shape, **options)
 
 
-def backward(x, taps, ages, ds, *, parts, width, interpret):
+def backward(x, taps, positions, ds, *, parts, width, interpret):
   """Return dx in x's dtype, undefined for channels outside the parts, and dtaps like taps."""
   out_shape = lambda blocks: [
     jax.ShapeDtypeStruct(x.shape, x.dtype),
     jax.ShapeDtypeStruct((x.shape[0], blocks, *taps.shape[1:]), F32),
   ]
-  args, options = (x, taps, *ds, ages), dict(parts=parts, width=width, interpret=interpret)
+  args, options = (x, taps, *ds, positions), dict(parts=parts, width=width, interpret=interpret)
   dx, dtaps = _call(_backward_body, "short_conv_bwd", x, args, out_shape, **options)
   return dx, dtaps.sum(axis=1)

@@ -10,14 +10,14 @@ from pallas_kernels.common.platform import require_platform
 from pallas_kernels.short_conv import pallas_gpu, pallas_tpu, reference
 
 
-def short_conv_tpu(x, kernel, bias, ages, epilogue, size, interpret=False):
+def short_conv_tpu(x, kernel, bias, positions, epilogue, size, interpret=False):
   """Return epilogue(sum_i kernel_i x_{t-W+1+i} + bias) for every `size` channels, on TPU.
 
   Args:
     x: [B, L, D], bfloat16 or float32.
     kernel: [W, D].
     bias: [D] or None.
-    ages: [B, L] int32, number of earlier tokens in the same segment, or None for one segment.
+    positions: [B, L] int32, of each token in its segment, or None for one segment.
     epilogue: (y, total) -> z, with float32 y and total(x) summing every `size` channels.
     size: a divisor or a multiple of 128.
   """
@@ -35,16 +35,16 @@ def short_conv_tpu(x, kernel, bias, ages, epilogue, size, interpret=False):
     reference=lambda *args: (reference.short_conv(*args, **options),),
     name="short_conv",
   )
-  (y,) = call_kernel(conv, x, _taps(x, kernel, bias), ages)
+  (y,) = call_kernel(conv, x, _taps(x, kernel, bias), positions)
   return y
 
 
-def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
+def short_convs_gpu(x, kernel, bias, positions, parts, interpret=False):
   """Convolve consecutive parts of the channels of x on GPU, each with its own epilogue.
 
   Args:
     x: [B, L, D + extra]: the channels of the parts, then channels that are passed through.
-    kernel, bias, ages: as in `short_conv_tpu`, with D the channels of all parts.
+    kernel, bias, positions: as in `short_conv_tpu`, with D the channels of all parts.
     parts: (epilogue, head size, channels) of each part; the head size is a power of two.
 
   Returns:
@@ -54,8 +54,8 @@ def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
   parts = tuple(pallas_gpu.Part(*part) for part in parts)
   options, D = dict(parts=parts, width=kernel.shape[0]), kernel.shape[1]
 
-  def run(x, taps, ages):
-    return *pallas_gpu.forward(x, taps, ages, **options, interpret=interpret), x[..., D:]
+  def run(x, taps, positions):
+    return *pallas_gpu.forward(x, taps, positions, **options, interpret=interpret), x[..., D:]
 
   def backward(args, _, cotangents):
     *ds, others = cotangents
@@ -70,7 +70,7 @@ def short_convs_gpu(x, kernel, bias, ages, parts, interpret=False):
     reference=lambda x, *args: (*reference.short_convs(x, *args, **options), x[..., D:]),
     name="short_conv",
   )
-  return call_kernel(conv, x, _taps(x, kernel, bias), ages)
+  return call_kernel(conv, x, _taps(x, kernel, bias), positions)
 
 
 def _taps(x, kernel, bias):
