@@ -71,6 +71,16 @@ class _Recomputed(NamedTuple):
   Z: Arrays | None  # V - K S, the values before the correction matrix
 
 
+class _ValueGradients(NamedTuple):
+  """Gradients of V and of Y = beta Z. For linear attention only V is set."""
+
+  V: Arrays  # float32
+  V_cast: Arrays | None  # in the inputs' dtype
+  Y: Arrays | None  # float32
+  Y_cast: Arrays | None
+  Y_residual: list  # digits of Y below float32, or Nones
+
+
 class _KeyGradients(NamedTuple):
   """Gradients of keys by their role."""
 
@@ -99,15 +109,7 @@ def _body(*refs, tile):
   f = _recompute(c, Q_keys, K_keys, X_ref)
   states = range(tile.states)
 
-  # Gradient of R, and for the delta rule of Y = beta Z and of V.
-  KdS = scaled([matmul(k, ds) for k, ds in zip(f.K_write, c.dS_cast)], c.row_end)
-  dV = [matmul(p, do, TN) + kds for p, do, kds in zip(f.P, c.dO, KdS)]
-  dY, dY_rest, dVd, dYd = None, [None], None, None
-  if tile.delta_rule:
-    dR = _cast(dV, c)
-    dY, dY_rest = zip(*[x.times(dr, TN) for x, dr in zip(f.X, dR)])
-    dV = [dy * beta for dy, beta in zip(dY, f.beta)]
-    dVd, dYd = _cast(dV, c), _cast(dY, c)
+  d = _value_gradients(c, f)
   dO_state = c.dO
   if c.row_start[0] is not None:
     dO_state = _cast(scaled([x.astype(F32) for x in c.dO], c.row_start), c)
@@ -116,7 +118,7 @@ def _body(*refs, tile):
   dP = [matmul(do, r, NT) for do, r in zip(c.dO, f.R)]
   dKK = dKK_raw = None
   if tile.delta_rule:
-    dA = [-matmul(dy, r, NT) for dy, r in zip(dYd, f.R)]
+    dA = [-matmul(dy, r, NT) for dy, r in zip(d.Y_cast, f.R)]
     dKK_raw = [decays.strict(u, dA[u], c.D[u]) for u in states]
     dKK = [x * beta for x, beta in zip(dKK_raw, f.beta)]
   of_queries = _query_gradients_per_channel if tile.per_channel else _query_gradients
@@ -125,7 +127,7 @@ def _body(*refs, tile):
   dK_correction, dV_state = None, None
   if tile.delta_rule:
     of_keys = _correction_gradients_per_channel if tile.per_channel else _correction_gradients
-    dK_correction, dK_score, dV_state = of_keys(c, f, dKK, dK_score, dV, dVd, dYd)
+    dK_correction, dK_score, dV_state = of_keys(c, f, d, dKK, dK_score)
   dK_parts = _KeyGradients(dK_write, dK_score, dK_correction)
   dK = [write + score for write, score in zip(dK_write, dK_score)]
   if tile.delta_rule:
@@ -136,10 +138,10 @@ def _body(*refs, tile):
     dq_ref[tile.key_slice(i)] = sum(dQ[u] for u in own).astype(dq_ref.dtype)
     dk_ref[tile.key_slice(i)] = sum(dK[u] for u in own).astype(dk_ref.dtype)
   for u in states:
-    dv_ref[tile.value_slice(u)] = dV[u].astype(dv_ref.dtype)
+    dv_ref[tile.value_slice(u)] = d.V[u].astype(dv_ref.dtype)
   dbeta = []
   if tile.delta_rule:
-    dbeta = [_row_sums(dY[u] * f.Z[u], dKK_raw[u] * f.KK[u]) for u in states]
+    dbeta = [_row_sums(d.Y[u] * f.Z[u], dKK_raw[u] * f.KK[u]) for u in states]
   if drows_ref is not None:
     drows_ref[...] = _row_gradients(c, dQ, dK_parts, dbeta)
   if tile.per_channel:
@@ -149,16 +151,18 @@ def _body(*refs, tile):
     dS = scaled(c.dS, c.total)
 
   # Gradient of the state before the chunk.
-  if dY_rest[0] is not None:
-    dY_rest = scaled([x * beta for x, beta in zip(dY_rest, f.beta)], c.row_start)
+  residual = d.Y_residual
+  if residual[0] is not None:
+    residual = scaled([x * beta for x, beta in zip(residual, f.beta)], c.row_start)
   for u in states:
     dS_u = dS[u] + matmul(f.Q_read[u], dO_state[u], TN)
     if tile.delta_rule:
-      dS_u = dS_u - matmul(f.K_read[u], dV_state[u], TN, residual=dY_rest[u])
+      dS_u = dS_u - matmul(f.K_read[u], dV_state[u], TN, residual=residual[u])
     dS_ref[tile.state_index(u)] = dS_u
 
 
 def _cast(x, c):
+  """Return the arrays x in the inputs' dtype."""
   return [y.astype(c.K[0].dtype) for y in x]
 
 
@@ -216,6 +220,16 @@ def _load_inverse(c, K_keys, X_ref):
   return KK, X
 
 
+def _value_gradients(c, f) -> _ValueGradients:
+  KdS = scaled([matmul(k, ds) for k, ds in zip(f.K_write, c.dS_cast)], c.row_end)
+  dR = [matmul(p, do, TN) + kds for p, do, kds in zip(f.P, c.dO, KdS)]
+  if not c.tile.delta_rule:
+    return _ValueGradients(dR, None, None, None, [None])
+  dY, residual = zip(*[x.times(dr, TN) for x, dr in zip(f.X, _cast(dR, c))])
+  dV = [dy * beta for dy, beta in zip(dY, f.beta)]
+  return _ValueGradients(dV, _cast(dV, c), dY, _cast(dY, c), residual)
+
+
 def _query_gradients(c, f, dP, dO_state):
   """Return dQ and the gradient of keys in Q K^T, without gates or with per-head gates."""
   dQK = _cast([c.decays.lower(u, x, D) for u, (x, D) in enumerate(zip(dP, c.D))], c)
@@ -233,10 +247,10 @@ def _query_gradients_per_channel(c, f, dP, dO_state):
   return [x + y for x, y in zip(dQ_state, dQ)], dK_score
 
 
-def _correction_gradients(c, f, dKK, dK_score, dV, dVd, dYd):
+def _correction_gradients(c, f, d, dKK, dK_score):
   """Return dK of the correction, dK_score with K K^T added, and dV as it multiplies the state."""
   dKK = _cast(dKK, c)
-  dV_state = dVd if c.row_start[0] is None else _cast(scaled(dV, c.row_start), c)
+  dV_state = d.V_cast if c.row_start[0] is None else _cast(scaled(d.V, c.row_start), c)
   dK_score = [x + matmul(dkk, k, TN) for x, dkk, k in zip(dK_score, dKK, c.K)]
   dK_correction = [
     matmul(dkk, k) - matmul(dv, s, NT) for dkk, k, dv, s in zip(dKK, c.K, dV_state, c.S)
@@ -244,17 +258,17 @@ def _correction_gradients(c, f, dKK, dK_score, dV, dVd, dYd):
   return dK_correction, dK_score, dV_state
 
 
-def _correction_gradients_per_channel(c, f, dKK, dK_score, dV, dVd, dYd):
+def _correction_gradients_per_channel(c, f, d, dKK, dK_score):
   """Return the same as `_correction_gradients`, with per-channel gates."""
   states, decays, dtype = range(c.tile.states), c.decays, c.K[0].dtype
-  transposed = [-matmul(f.R[u], dYd[u], NT) * decays.row[u : u + 1] for u in states]
+  transposed = [-matmul(f.R[u], d.Y_cast[u], NT) * decays.row[u : u + 1] for u in states]
   dKK = [decays.with_transpose(u, dKK[u], transposed[u]).astype(dtype) for u in states]
   grads = [decays.gates[u].score_gradients(c.K[u], c.K[u], dKK[u]) for u in states]
   dK_correction, dK_right = zip(*grads)
-  dK_state = scaled([matmul(dv, s, NT) for dv, s in zip(dVd, c.S)], c.start)
+  dK_state = scaled([matmul(dv, s, NT) for dv, s in zip(d.V_cast, c.S)], c.start)
   dK_correction = [x - y for x, y in zip(dK_correction, dK_state)]
   dK_score = [x + y for x, y in zip(dK_score, dK_right)]
-  return dK_correction, dK_score, dVd
+  return dK_correction, dK_score, d.V_cast
 
 
 def _log_decay_gradient(c, u, dQ, dK):
