@@ -78,7 +78,7 @@ def fastest_tiles(case: device_kernels.DeviceCase, rounds: int) -> dict[str, dic
 
   found = {}
   for kernel, tile in alternatives(case.dtype, case.arrays["k"].shape[-1]).items():
-    with measured_tiles.forced({kernel: tuple(tile)}):
+    with measured_tiles.override({kernel: tuple(tile)}):
       right = check(case)["passes"]
       other = times(case, rounds)["seconds"] if right else None
     own = times(case, rounds)["seconds"]
@@ -104,13 +104,13 @@ def _tune(case, device, out):
   found = fastest_tiles(case, _ROUNDS)
   size = case.arrays["k"].shape[-1]
   taken = {
-    measured_tiles.name(kernel, case.dtype, size): tuple(x["tile"])
+    measured_tiles.entry(kernel, case.dtype, size): tuple(x["tile"])
     for kernel, x in found.items()
     if x["taken"]
   }
-  measured_tiles.write(device, taken)
+  path = measured_tiles.write(device, taken)
   out.write(dict(device=device, tiles=case.dtype), found, time.perf_counter() - start)
-  print(f"{len(taken)} of {len(found)} tiles are replaced: {measured_tiles.FILE}")
+  print(f"{len(taken)} of {len(found)} tiles are replaced: {path}")
 
 
 def show(rows: list[tuple[dict, dict]]) -> str:
