@@ -69,11 +69,11 @@ def custom_backward(backward, static=(), inline=False):
     wrapped.defjvp(rule, symbolic_zeros=True)
 
     @functools.wraps(f)
-    def varying(*args):
-      arrays = [x for i, x in enumerate(args) if i not in static]
-      statics = [args[i] for i in static]
+    def varying(*args, **kwargs):
       # A gradient varies over the mesh axes of all arguments, so each argument must.
-      return wrapped(*_merge_static(static, statics, vary_together(*arrays)))
+      is_array = [i not in static for i in range(len(args))]
+      arrays = iter(vary_together(*(x for x, array in zip(args, is_array) if array)))
+      return wrapped(*(next(arrays) if a else x for x, a in zip(args, is_array)), **kwargs)
 
     return varying
 

@@ -6,6 +6,8 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels.common.call import pallas_call
+
 # A user context is part of the key of JAX's caches: a trace for one GPU is not reused for another.
 _compiling_for = jax.make_user_context(None)
 
@@ -35,7 +37,7 @@ def launch(body, name, args, out_shape, *, grid, warps, stages=1, interpret, ali
   """
   args = [x for x in args if x is not None]
   full = pl.BlockSpec(memory_space=pl.ANY)
-  return pl.pallas_call(
+  return pallas_call(
     body,
     grid=grid,
     in_specs=[full] * len(args),

@@ -1,8 +1,8 @@
 """Manual mesh axes inside `jax.shard_map`: which arrays vary over which axes.
 
-`shard_map(check_vma=True)` types every array with the mesh axes over which its value differs between
-devices. A loop carry or an output must have the type of what is computed from it, so operators make
-all of their arrays vary over the same axes first.
+`shard_map(check_vma=True)` types every array with the mesh axes over which its value differs
+between devices. A loop carry or an output must have the type of what is computed from it, so
+operators make all of their arrays vary over the same axes first.
 """
 
 import jax

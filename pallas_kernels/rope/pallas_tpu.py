@@ -9,6 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import LANES, TPU_VMEM_LIMIT, pad_axis, round_up
@@ -42,7 +43,7 @@ def _rotate(x, positions, *, base, sign, interpret):
   angles = angles_of(positions, d // 2, base, F32)
   table = jnp.tile(jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1), lanes // d)
   block = lambda width: pl.BlockSpec((None, T, width), lambda b, n: (b, n, 0))
-  y = pl.pallas_call(
+  y = pallas_call(
     functools.partial(_body, size=d, sign=sign),
     grid=(B, Lp // T),
     in_specs=[block(lanes), block(H * d)],

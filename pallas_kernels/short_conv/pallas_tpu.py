@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.common.tiling import LANES, SUBLANES, TPU_VMEM_LIMIT, pad_axis, round_up
 
 F32 = jnp.float32
@@ -136,7 +137,7 @@ class _ConvTile:
 
 
 def _call(body, name, tile, in_specs, args, out_specs, out_shape, interpret):
-  return pl.pallas_call(
+  return pallas_call(
     body,
     grid=tile.grid,
     in_specs=in_specs,

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.common.tiling import TPU_VMEM_LIMIT, cdiv
 
 F32, I32 = jnp.float32, jnp.int32
@@ -189,7 +190,7 @@ def _edges(first, T):
 
 
 def _call(body, name, bounds, args, in_specs, out_specs, out_shape, grid, scratch, interpret):
-  run = pl.pallas_call(
+  run = pallas_call(
     body,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=len(bounds),

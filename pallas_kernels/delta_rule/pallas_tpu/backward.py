@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.common.tiling import SUBLANES
 from pallas_kernels.delta_rule.pallas_tpu.decay import (
   Decays,
@@ -368,7 +369,7 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
   if tile.per_channel:
     out_specs.append(spec["gate"])
     out_shape.append(jax.ShapeDtypeStruct(gate.shape, F32))
-  out = pl.pallas_call(
+  out = pallas_call(
     functools.partial(_body, tile=tile),
     grid=(programs, J, N),
     in_specs=in_specs,

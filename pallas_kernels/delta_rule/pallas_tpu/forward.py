@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.delta_rule.pallas_tpu.decay import load_decays, rows_to_columns, scaled
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse, unit_lower_inverse
 from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, TN, matmul
@@ -138,7 +139,7 @@ def forward(q, k, v, rows, gate, S0, *, tile, save=False, interpret=False):
   if save and tile.delta_rule:
     out_specs.append(spec["X"])
     out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.chunk, tile.chunk), q.dtype))
-  return pl.pallas_call(
+  return pallas_call(
     functools.partial(_body, tile=tile, with_S0=S0 is not None, save=save),
     grid=(B // tile.sequences, Hv // tile.heads, N),
     in_specs=in_specs,

@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.common.call import pallas_call
 from pallas_kernels.common.platform import require_platform
 from pallas_kernels.delta_rule.checks import check_inputs
 
@@ -100,7 +101,7 @@ def delta_rule_step_tpu(
   keys = lambda x: x.reshape(B, H // key_heads, key_heads, dk)
   gate_spec = pl.BlockSpec((n, None, G, dk), lambda b, j, _: (b, j, 0, 0))
   gates = [decay.reshape(B, J, G, dk)] if per_channel else []
-  o_t, S = pl.pallas_call(
+  o_t, S = pallas_call(
     functools.partial(
       _step_body, ratio=ratio, scale=scale, delta_rule=delta_rule, per_channel=per_channel
     ),
