@@ -4,8 +4,8 @@
   python -m experiments.plot_run --workdir=A --workdir=B --out=compare.png
   python -m experiments.plot_run --workdir=RUN --metric=validation_accuracy --metric=mfu
 
-By default: loss (training and validation), learning rate, gradient norm, throughput. The command only
-reads the runs, so they may be training.
+By default: loss (training and validation), learning rate, gradient norm, throughput. The command
+only reads the runs, so they may be training.
 """
 
 from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import

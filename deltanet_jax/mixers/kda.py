@@ -71,7 +71,7 @@ class KDA(DeltaRuleMixer):
     self.dt_bias = param(dt_bias(rngs, (H * dk,)), "heads")
     gate = LowRank(width, rank, H * dv, std=std, rngs=rngs, bias=True)
     self.output = HeadOutput(
-      width, H, dv, gate, eps=eps, std=std, rngs=rngs, gate_activation=jax.nn.sigmoid
+      width, H, dv, gate, eps=eps, std=std, rngs=rngs, gate_activation="sigmoid"
     )
 
   def mix(self, x, segment_ids, state):

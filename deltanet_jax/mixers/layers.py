@@ -153,16 +153,19 @@ class HeadLayerNorm(nnx.Module):
     return merge_heads(y)
 
 
+# By name: a module that holds a function of JAX cannot be pickled.
+_GATE_ACTIVATIONS = {"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid}
+
+
 class HeadOutput(nnx.Module):
   """Gated per-head RMSNorm, gate_activation(gate(x)) * norm(o), and the output projection.
 
   Args:
     gate: False for no gate, True for a full-rank one, or a module that computes its logits.
+    gate_activation: "silu" or "sigmoid".
   """
 
-  def __init__(
-    self, width, heads, value_size, gate, *, eps, std, rngs, gate_activation=jax.nn.silu
-  ):
+  def __init__(self, width, heads, value_size, gate, *, eps, std, rngs, gate_activation="silu"):
     inner = heads * value_size
     self.norm = RMSNorm(value_size, None, eps=eps)
     self.gate_activation = gate_activation
@@ -175,10 +178,11 @@ class HeadOutput(nnx.Module):
     """Return y `[B L D]` from the operator's output o `[B L H dv]` and the mixer's input x."""
     scale, eps, H = self.norm.scale[...], self.norm.eps, o.shape[2]
     gate = None if self.gate is None else split_heads(self.gate(x), H)
+    activation = _GATE_ACTIVATIONS[self.gate_activation]
 
     def norm(o, gate, scale):
       gate = None if gate is None else merge_heads(gate)
-      y = head_norm(merge_heads(o), scale, eps, gate=gate, gate_activation=self.gate_activation)
+      y = head_norm(merge_heads(o), scale, eps, gate=gate, gate_activation=activation)
       return (split_heads(y, o.shape[2]),)
 
     names = (_HEADS, _HEADS, (None,))

@@ -1,7 +1,8 @@
-"""One case for each public operator: arrays with a batch axis, and arrays that all sequences share."""
+"""One case for each public operator: batched arrays, and arrays that all sequences share."""
 
+import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,15 @@ from deltanet_jax import ops
 from deltanet_jax.ops.epilogue import Epilogue
 
 B, L, H, D = 8, 20, 2, 16
-# Arguments without gradients that have a batch axis too.
-_BATCHED_INTEGERS = ("segment_ids", "positions")
 
 
-class Case(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Case:
   """f(**batched, **shared); `batched` are sharded over the batch, `shared` are replicated."""
 
-  f: object
+  f: Callable
   batched: dict
-  shared: dict = {}
+  shared: dict = dataclasses.field(default_factory=dict)
 
   def loss(self, batched, shared):
     results = jax.tree.leaves(self.f(**batched, **shared))
