@@ -1,11 +1,11 @@
-"""Errors of the kernels: by the precision of their inverse, and with bfloat16 inputs."""
+"""Numerical errors of the kernels, by inverse precision and for bfloat16 inputs."""
 
 from experiments.lib.tables import table
 
 _PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 
 
-def _exact(rows):
+def _float32_table(rows):
   """float32: the largest error by precision."""
   found = {
     (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["metrics"]
@@ -21,7 +21,7 @@ def _exact(rows):
   return table(["kernel", "keys", *_PRECISIONS], lines)
 
 
-def _narrow(rows):
+def _bfloat16_table(rows):
   """bfloat16: o, S and the worst gradient."""
   lines = [
     [
@@ -39,9 +39,12 @@ def _narrow(rows):
 def tables(rows: list[dict]) -> str:
   of = lambda dtype: [row for row in rows if row["key"]["dtype"] == dtype]
   text = (
-    "Relative RMS error, interpreted; nearly identical keys have beta 1.\n\n## float32 inputs\n\n"
-    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_exact(of('float32'))}"
+    "Relative RMS error in interpret mode; nearly identical keys have beta 1.\n\n"
+    "## float32 inputs\n\n"
+    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_float32_table(of('float32'))}"
   )
-  if narrow := of("bfloat16"):
-    text += f"\n## bfloat16 inputs\n\n512 tokens, the kernels' own chunks.\n\n{_narrow(narrow)}"
+  if bfloat16 := of("bfloat16"):
+    text += (
+      f"\n## bfloat16 inputs\n\n512 tokens, default chunk sizes.\n\n{_bfloat16_table(bfloat16)}"
+    )
   return text
