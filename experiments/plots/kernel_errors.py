@@ -1,11 +1,11 @@
-"""Numerical errors of the kernels, by inverse precision and for bfloat16 inputs."""
+"""Errors of the kernels: by the precision of their inverse, and with bfloat16 inputs."""
 
 from experiments.lib.tables import table
 
 _PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 
 
-def _float32_table(rows):
+def _exact(rows):
   """float32: the largest error by precision."""
   found = {
     (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["metrics"]
@@ -21,7 +21,7 @@ def _float32_table(rows):
   return table(["kernel", "keys", *_PRECISIONS], lines)
 
 
-def _bfloat16_table(rows):
+def _narrow(rows):
   """bfloat16: o, S and the worst gradient."""
   lines = [
     [
@@ -39,12 +39,9 @@ def _bfloat16_table(rows):
 def tables(rows: list[dict]) -> str:
   of = lambda dtype: [row for row in rows if row["key"]["dtype"] == dtype]
   text = (
-    "Relative RMS error in interpret mode; nearly identical keys have beta 1.\n\n"
-    "## float32 inputs\n\n"
-    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_float32_table(of('float32'))}"
+    "Relative RMS error, interpreted; nearly identical keys have beta 1.\n\n## float32 inputs\n\n"
+    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_exact(of('float32'))}"
   )
-  if bfloat16 := of("bfloat16"):
-    text += (
-      f"\n## bfloat16 inputs\n\n512 tokens, default chunk sizes.\n\n{_bfloat16_table(bfloat16)}"
-    )
+  if narrow := of("bfloat16"):
+    text += f"\n## bfloat16 inputs\n\n512 tokens, the kernels' own chunks.\n\n{_narrow(narrow)}"
   return text

@@ -1,4 +1,4 @@
-"""Static resource usage of the AOT-compiled kernels: tables per chip."""
+"""Counts of the kernels by the real compilers: a table for each chip."""
 
 import re
 
@@ -29,7 +29,7 @@ _PROGRAMS = (
   "rope",
 )
 _INPUTS = ("plain", "full", "per_channel_full")
-# (fewest, all) inputs: without per-channel gates, and with them.
+# Gates of none or of heads, and of key channels; each as few inputs as can be, and all.
 _PAIRS = (("plain", "full"), ("per_channel", "per_channel_full"))
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
 
@@ -51,32 +51,32 @@ def _cell(rows, show, size):
   return show(row) if row["compiles"] else "fails"
 
 
-def _traffic(row):
+def _moved(row):
   return f"{row['hbm_over_minimum']:.2f}"
 
 
 def _cases(rows, *fields):
-  """Distinct values of these fields, in the order of _PROGRAMS."""
+  """What differs in these fields, programs in their order."""
   found = dict.fromkeys(tuple(row[field] for field in fields) for row in rows)
   return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
 
 
 def bundles(row: dict) -> str:
-  """Bundles per token and head; for a kernel with loops, per iteration of each loop."""
+  """Per token and head; of a kernel with loops, those of one round of each."""
   if row["bundles_per_token_head"] is not None:
     return f"{row['bundles_per_token_head']:.3g}"
   return " / ".join(f"{n:,}" for n in row["bundles_per_loop_iteration"])
 
 
 def tpu_table(rows: list[dict]) -> str:
-  """Bundles per token and head with plain inputs, maximum VMEM over inputs, HBM traffic."""
+  """Bundles per token and head, plain inputs; the most VMEM of any case; HBM traffic."""
   lines = []
   for program, dtype, chunk in _cases(rows, "program", "dtype", "chunk"):
     every = _matching(rows, program=program, dtype=dtype, chunk=chunk)
     plain = _matching(every, inputs="plain")
     cells = [_cell(plain, bundles, size) for size in _SIZES]
     vmem = max(row.get("vmem_bytes", 0) for row in every)
-    moved = _cell(plain, _traffic, (128, 128))
+    moved = _cell(plain, _moved, (128, 128))
     lines.append([program, dtype, str(chunk or "–"), *cells, f"{vmem / 2**20:.1f}", moved])
   return table(
     ["program", "dtype", "chunk", *map(_size, _SIZES), "VMEM, MiB", "HBM over minimum"], lines
@@ -95,7 +95,7 @@ def inputs_table(rows: list[dict]) -> str:
 
 
 def heads_table(rows: list[dict]) -> str:
-  """Bundles per token and head by number of heads, batch size 16, bfloat16, d = 128."""
+  """Bundles per token and head by number of heads, 16 rows of a batch, bfloat16, d = 128."""
   rows = _matching(rows, dtype="bfloat16", head_size=128, value_size=128, inputs="plain", chunk=128)
   heads = sorted({row["heads"] for row in rows})
   lines = []
@@ -108,7 +108,7 @@ def heads_table(rows: list[dict]) -> str:
 
 
 def gpu_table(rows: list[dict], few: str, all_: str) -> str:
-  """Registers, spilled bytes and KiB of shared memory with all inputs; worst spill with few."""
+  """Registers, spilled bytes and KiB of shared memory, all inputs; the worst spill with few."""
   rows = [row for row in rows if row["inputs"] in (few, all_)]
   show = lambda row: f"{row['registers']} / {row['spill_bytes']} / {row['shared_bytes'] // 1024}"
   lines = []
@@ -117,7 +117,7 @@ def gpu_table(rows: list[dict], few: str, all_: str) -> str:
     full = _matching(every, inputs=all_)
     cells = [_cell(full, show, d) for d in _SIZES]
     plain = max((x.get("spill_bytes", 0) for x in _matching(every, inputs=few)), default=0)
-    moved = _cell(full, _traffic, (128, 128))
+    moved = _cell(full, _moved, (128, 128))
     lines.append([f"{program}: `{kernel}`", dtype, str(chunk or "–"), *cells, str(plain), moved])
   sizes = [_size(d) for d in _SIZES]
   return table(
@@ -126,13 +126,13 @@ def gpu_table(rows: list[dict], few: str, all_: str) -> str:
 
 
 def _shapes(row):
-  """Matmul shapes of a kernel; tcgen05 has its shape in a descriptor."""
+  """The shapes of a kernel's products; tcgen05 has its own in a descriptor."""
   names = (re.search(r"m\d+n\d+(?=k)|tcgen05", kind)[0] for kind in row["matmul_instructions"])
   return " ".join(sorted(dict.fromkeys(names)))
 
 
 def tile_table(rows: list[dict], few: str, all_: str) -> str:
-  """Tile and resources of each GPU kernel at d = 128, with few / all inputs."""
+  """What the tile of each GPU kernel gives at d = 128, with few / all inputs."""
 
   def both(show, plain, full):
     cells = [show(plain), show(full)]
@@ -149,7 +149,7 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
         continue
       (plain,), (full,) = pair
       cell = lambda field, form="": both(lambda row: f"{row[field]:{form}}", plain, full)
-      # Convolutions have no tile table.
+      # A convolution's tile is in its own file and needs no table.
       shown = lambda row: "{} × {}, {}, {}".format(*row["tile"]) if row["tile"] else "–"
       tile = both(shown, plain, full)
       name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
@@ -157,7 +157,7 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
       cells += [both(_shapes, plain, full), cell("blocks_per_sm"), cell("waves", ".2f")]
       lines.append([name, tile, *cells])
   header = ["kernel", "tile, warps, stages", "registers", "spilled bytes", "barriers"]
-  header += ["async copies", "matmul shapes", "occupancy, blocks per SM", "waves"]
+  header += ["async copies", "matmul_instructions", "blocks per SM", "waves"]
   return table(header, lines)
 
 
@@ -167,8 +167,7 @@ def tables(rows: list[dict]) -> str:
   verdict = f"{failed} of them do not compile" if failed else "all of them compile"
   text = (
     f"{len(rows)} kernels at different shapes; {verdict}. HBM over minimum: HBM traffic of a kernel"
-    " at d = 128 over the minimum of its pass: inputs read once, outputs written once (add up the"
-    " kernels of one pass).\n"
+    " at d = 128 over the least that its pass must move (the kernels of one pass add up).\n"
   )
   for target in _TARGETS:
     mine = _matching(rows, target=target, heads=16)
@@ -176,27 +175,26 @@ def tables(rows: list[dict]) -> str:
       continue
     if CHIPS[target].platform == "tpu":
       what = (
-        "Plain inputs: VLIW bundles per token and head (decoding step: per head), and maximum VMEM"
-        " over all inputs. Then by inputs at d = 128: full has a per-head gate, S0 and segments,"
-        " per_channel_full a per-channel gate instead."
+        "Plain inputs: static bundles per token and head (a decoding step: per head); the most"
+        " VMEM of any case. Then by inputs at d = 128: full has a gate per head, S0 and documents,"
+        " channels a gate per key channel instead."
       )
       shown = f"{tpu_table(mine)}\n{inputs_table(mine)}"
     else:
       what = (
-        "With per-head gate, S0 and segments: registers / spilled bytes / shared memory in KiB;"
-        " worst spill with plain inputs. Then the same with a per-channel gate."
+        "With gate, S0 and documents: registers / spilled bytes / shared memory in KiB; the worst"
+        " spill with plain inputs. Then the same with a gate per key channel."
       )
       shown = "\n".join(gpu_table(mine, *pair) for pair in _PAIRS)
     text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
     text += shown
   if heads := heads_table(rows):
-    text += "\n## Heads on TPU\n\nBundles per token and head, batch size 16, sequence length 2048,"
-    text += f" bfloat16, d = 128.\n\n{heads}"
+    text += f"\n## Heads on TPU\n\nBundles of 16 rows of 2048 tokens, bfloat16, d = 128.\n\n{heads}"
   text += (
-    "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one value if equal): tile"
-    " block_k × block_v (attention: tokens per block × tokens per loop iteration of the other"
-    " side), static instruction counts (once inside a loop), occupancy, and waves at"
-    " batch size 8, length 2048 and 16 heads. Then the same with per-channel gates, alone /"
-    " with S0 and segments.\n\n"
+    "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
+    " the tile of keys × values (of attention: a program's tokens × those of the other side that it"
+    " takes at a time), instructions in the code (once inside a loop), blocks per SM, and how"
+    " often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same with"
+    " gates per key channel, alone / with S0 and documents.\n\n"
   )
   return text + "\n".join(tile_table(rows, *pair) for pair in _PAIRS)

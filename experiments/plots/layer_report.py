@@ -1,19 +1,15 @@
-"""HBM traffic of AOT-compiled mixer layers."""
+"""HBM traffic of one mixer layer on chips that are not here."""
 
 from experiments.lib.tables import table
 
 
 def _cells(metrics):
-  """HBM traffic of one pass, in total and in kernels."""
+  """Of one pass: all that is moved, and what its kernels move."""
   if metrics is None:
     return ["–", "–"]
   if metrics["error"]:
     return ["does not compile", "–"]
-  loops = (
-    f", {metrics['unknown_trip_counts']} loops counted once"
-    if metrics["unknown_trip_counts"]
-    else ""
-  )
+  loops = f", {metrics['unknown_trip_counts']} loops once" if metrics["unknown_trip_counts"] else ""
   kernels = sum(metrics["kernel_hbm_over_input"].values())
   return [f"{metrics['hbm_over_input']:.1f}{loops}", f"{kernels:.1f}"]
 
@@ -28,9 +24,9 @@ def tables(rows: list[dict]) -> str:
   lines = [
     [*name, *_cells(passes.get(False)), *_cells(passes.get(True))] for name, passes in found.items()
   ]
-  header = ["preset", "mixer", "target", "tokens", "forward", "in kernels"]
+  header = ["preset", "mixer", "target", "tokens", "forward", "of that kernels"]
   return (
-    "HBM traffic of the AOT-compiled layer over the bytes of its bfloat16 input. Loop bodies count"
-    " once per iteration.\n\n"
-    f"{table([*header, 'forward + backward', 'in kernels'], lines)}"
+    "HBM traffic of the compiled layer over the bytes of its input in bfloat16, loops as often as"
+    " they run.\n\n"
+    f"{table([*header, 'forward + backward', 'of that kernels'], lines)}"
   )

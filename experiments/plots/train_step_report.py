@@ -1,4 +1,4 @@
-"""Memory and collectives of AOT-compiled training steps."""
+"""The training step on machines that are not here: memory, and what devices send each other."""
 
 from matplotlib.figure import Figure
 
@@ -21,9 +21,9 @@ def _case(key):
 
 
 def _memory(x):
-  # Number of devices over which one copy of the weights is sharded.
-  shards = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
-  even = x["memory"]["arguments"] * shards / x["argument_bytes"]
+  # Devices that hold one copy of the weights between them.
+  ways = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
+  even = x["memory"]["arguments"] * ways / x["argument_bytes"]
   share = f"{x['memory']['total'] / x['device_memory']:.0%}"
   shown = [_gb(x["memory"]["arguments"]), f"{even:.3f}", _gb(x["memory"]["temporaries"])]
   return [*shown, _gb(x["memory"]["total"]), share + ("" if x["fits"] else ", does not fit")]
@@ -38,9 +38,9 @@ def _traffic(x):
 def tables(rows: list[dict]) -> str:
   compiled = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   case = ["model and machine", "mesh", "micro-batches", "remat"]
-  memory = ["arguments", "over an even split", "temporaries", "total", "of device memory"]
-  traffic = [*_KINDS, "other", "model FLOP"]
-  failures = [
+  memory = ["arguments", "over an even split", "temporaries", "total", "of a device"]
+  traffic = [*_KINDS, "other", "FLOP of the model"]
+  refused = [
     f"- {_name(key)}, mesh {key['mesh']}, {key['grad_accum']} micro-batches, remat {key['remat']}:"
     f" {row['metrics']['error']}\n"
     for row in rows
@@ -48,35 +48,35 @@ def tables(rows: list[dict]) -> str:
     if "error" in row["metrics"]
   ]
   return (
-    "## Memory per device, GB\n\n"
+    "## Memory of one device, GB\n\n"
     f"{table(case + memory, [_case(key) + _memory(x) for key, x in compiled])}\n"
-    "Arguments are weights, optimizer moments and batch.\n\n"
-    "## Collectives per device and update, GB\n\n"
+    "Arguments are weights, moments and batch.\n\n"
+    "## Collectives of one device in one update, GB\n\n"
     f"{table(case + traffic, [_case(key) + _traffic(x) for key, x in compiled])}\n"
-    "Bytes are the larger of operand and result. Model FLOP: 3x forward, summed over devices.\n"
-    + ("\n## Compiler errors\n\n" + "".join(failures) if failures else "")
+    "The larger of operand and result. FLOP: three times the forward, of all devices together.\n"
+    + ("\n## Refused by the compiler\n\n" + "".join(refused) if refused else "")
   )
 
 
 def figure(rows: list[dict]) -> Figure:
-  """Memory per device as a share of device memory."""
+  """Memory of a device as a share of what it has."""
   found = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   drawn, (axes,) = style.panels(1, 1, (8.0, 0.6 + 0.28 * len(found)))
-  positions = range(len(found))
+  places = range(len(found))
   names = []
   for key, _ in found:
     name, mesh, micro_batches, remat = _case(key)
     names.append(f"{name} · {mesh} · {micro_batches} × {remat}")
   share = lambda part: [100 * x["memory"][part] / x["device_memory"] for _, x in found]
   arguments, temporaries = share("arguments"), share("temporaries")
-  axes.barh(positions, arguments, color=style.colour(0), label="weights, optimizer moments, batch")
-  axes.barh(positions, temporaries, left=arguments, color=style.colour(1), label="temporaries")
+  axes.barh(places, arguments, color=style.colour(0), label="weights, moments, batch")
+  axes.barh(places, temporaries, left=arguments, color=style.colour(1), label="temporaries")
   for i, total in enumerate(share("total")):
     axes.text(total + 1, i, f"{total:.0f} %", va="center", fontsize=8)
-  axes.set_yticks(positions, names)
+  axes.set_yticks(places, names)
   axes.axvline(100, color="0.3", lw=1)
   axes.set(
-    xlabel="% of device memory",
+    xlabel="% of a device's memory",
     title="Does one update fit? model · mesh · micro-batches × remat",
   )
   axes.invert_yaxis()
