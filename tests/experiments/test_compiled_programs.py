@@ -1,4 +1,4 @@
-"""HBM traffic of AOT-compiled programs around the kernels: no copies, masks or layout changes."""
+"""Programs around the kernels, AOT-compiled for TPU and GPU: bounds on their HBM traffic."""
 
 import re
 
@@ -34,8 +34,8 @@ def decoding_loop(target):
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["v5e", "h100"])
-def test_decoding_updates_states_in_place(target):
-  """Only the kernel reads or writes the stacked states: nothing copies or slices them."""
+def test_decoding_moves_the_states_once(target):
+  """Only the kernel touches the stacked states: no copy, slice or concatenation."""
   with Worker(targets.one(target)) as worker:
     hlo, shape = worker.call(decoding_loop, target)
   states = f"f32[{','.join(map(str, shape))}]"
@@ -53,13 +53,13 @@ def head_norm_bytes(target):
 
 @pytest.mark.aot
 def test_per_head_norms_keep_their_layout_on_tpu():
-  """x is read twice and y written once; a reduction over [B L H d] moves 19 times the array."""
+  """Two reads and one write; a reduction over [B L H d] would move 19 times the array."""
   with Worker(targets.one("v5e")) as worker:
     assert worker.call(head_norm_bytes, "v5e") <= 4.1
 
 
-def cache_traffic(target):
-  """HBM traffic of a decoding step over the bytes of a KV cache of 4096, without its update."""
+def cache_moves(target):
+  """HBM traffic of one token against a cache of 4096, relative to the cache, without its update."""
   B, M, H, d = 32, 4096, 16, 64
   cache = jax.eval_shape(lambda: init_cache(B, M, H, d, jnp.bfloat16))
   x = jax.ShapeDtypeStruct((B, 1, H, d), jnp.bfloat16)
@@ -71,14 +71,14 @@ def cache_traffic(target):
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["v5e", "h100"])
-def test_decoding_reads_the_kv_cache_once(target):
-  """So a decoding kernel could not reduce the traffic."""
+def test_decoding_reads_a_cache_once(target):
+  """No kernel could move less."""
   with Worker(targets.one(target)) as worker:
-    assert worker.call(cache_traffic, target) <= 1.1
+    assert worker.call(cache_moves, target) <= 1.1
 
 
 def attention_kernels(target, window):
-  """Kernel names of attention's gradient, and all L x L shapes in its HLO."""
+  """Kernel names of the attention gradient, and arrays as large as a mask."""
   B, L, H, d = 4, 2048, 4, 64
   x = jax.ShapeDtypeStruct((B, L, H, d), jnp.bfloat16)
   ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -94,7 +94,7 @@ def attention_kernels(target, window):
 @pytest.mark.aot
 @pytest.mark.parametrize("window", [None, 512])
 @pytest.mark.parametrize("target", ["v5e", "h100"])
-def test_attention_with_segments_uses_kernels_and_no_dense_mask(target, window):
+def test_attention_with_segments_uses_kernels_and_no_mask(target, window):
   with Worker(targets.one(target)) as worker:
     kernels, squares = worker.call(attention_kernels, target, window)
   assert kernels == {"attention_fwd", "attention_bwd"}
