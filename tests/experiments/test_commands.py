@@ -29,7 +29,7 @@ def sentence(done) -> str:
   "words, said",
   [
     (["--text=hello"], "generate: --text needs a trained model: --workdir=RUN"),
-    (["--prompt=5,9", "--top_k=3"], "generate: top_k is 3, but temperature 0 always takes"),
+    (["--prompt=5,9", "--top_k=3"], "generate: top_k is 3, but temperature 0 is greedy"),
     (["--prompt=five"], "generate: --prompt is 'five', expected token ids as 5,9,2"),
     (["--text=a", "--tokenizer=bytes"], "generate: the tokenizer has 258 ids, more than the 256"),
     (["--prompt=999"], "generate: token id 999 is outside the vocabulary of 256"),
