@@ -128,7 +128,7 @@ def run_tasks():
 
 
 def _open_rows() -> list[records.Records]:
-  rows = [records.beside(pathlib.Path(_OUT.value))]
+  rows = [records.open_folder(pathlib.Path(_OUT.value))]
   return rows + ([records.open("evaluate")] if _RECORD.value else [])
 
 

@@ -44,7 +44,8 @@ from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
 from deltanet_jax.mixers.retnet import RetNetConfig
 from experiments.configs import lm_340m, lm_ablations
-from experiments.lib.sweep_spec import Point, Row, Training
+from experiments.lib.sweep_spec import Point, Row
+from experiments.lib.training_run import TrainingRun
 
 CORPUS = "results/corpus/tokens"
 PARAMETERS = 570_912  # Mamba's, the only one that has no MLP to fit them with
@@ -118,7 +119,7 @@ def _corpus(folder: str) -> Corpus:
   return open_corpus(folder)
 
 
-def _make(row: str, point: Point, seed: int) -> Training:
+def _make(row: str, point: Point, seed: int) -> TrainingRun:
   corpus = _corpus(CORPUS)
   cfg = TrainConfig(
     model=model(row),
@@ -137,7 +138,7 @@ def _make(row: str, point: Point, seed: int) -> Training:
     eval_every=UPDATES // 2,
   )
   task = CorpusTask(corpus, length=LENGTH, batch=BATCH, seed=seed)
-  return Training(cfg, task, evaluators(corpus, row))
+  return TrainingRun(cfg, task, evaluators(corpus, row))
 
 
 def evaluators(corpus: Corpus, row: str) -> list:

@@ -23,21 +23,23 @@ Columns as in lm_340m.py. Nothing of it was trained here; the update was compile
 
 from deltanet_jax.config import TrainConfig
 from experiments.configs import lm
-from experiments.lib.paper_tables import TABLE1, line
+from experiments.lib.paper_tables import TABLE1, paper_row
 
 SIZE = "1.3b"
 # Wikitext and LAMBADA perplexity, then percent.
 PAPER = {
-  "transformer": line(TABLE1, 16.85, 13.44, 48.9, 70.8, 49.6, 53.6, 56.0, 26.5, 66.6, 31.5, 27.4),
-  "retnet": line(TABLE1, 18.64, 17.27, 43.3, 70.0, 47.3, 52.5, 54.8, 25.6, 42.8, 34.7, 14.3),
-  "mamba": line(TABLE1, 17.06, 13.89, 46.2, 72.2, 40.1, 54.1, 59.0, 28.2, 41.4, 35.2, 6.2),
-  "gla": line(TABLE1, 17.22, 14.47, 46.9, 71.8, 49.8, 53.9, 57.2, 26.6, 50.6, 42.6, 19.9),
-  "gla-conv": line(TABLE1, 17.25, 14.92, 46.2, 70.6, 49.9, 53.0, 55.3, 27.0, 52.4, 37.4, 22.3),
-  "deltanet": line(TABLE1, 16.87, 12.21, 48.9, 71.2, 50.2, 53.6, 57.2, 28.3, 49.5, 37.4, 17.2),
-  "deltanet-sliding": line(
+  "transformer": paper_row(
+    TABLE1, 16.85, 13.44, 48.9, 70.8, 49.6, 53.6, 56.0, 26.5, 66.6, 31.5, 27.4
+  ),
+  "retnet": paper_row(TABLE1, 18.64, 17.27, 43.3, 70.0, 47.3, 52.5, 54.8, 25.6, 42.8, 34.7, 14.3),
+  "mamba": paper_row(TABLE1, 17.06, 13.89, 46.2, 72.2, 40.1, 54.1, 59.0, 28.2, 41.4, 35.2, 6.2),
+  "gla": paper_row(TABLE1, 17.22, 14.47, 46.9, 71.8, 49.8, 53.9, 57.2, 26.6, 50.6, 42.6, 19.9),
+  "gla-conv": paper_row(TABLE1, 17.25, 14.92, 46.2, 70.6, 49.9, 53.0, 55.3, 27.0, 52.4, 37.4, 22.3),
+  "deltanet": paper_row(TABLE1, 16.87, 12.21, 48.9, 71.2, 50.2, 53.6, 57.2, 28.3, 49.5, 37.4, 17.2),
+  "deltanet-sliding": paper_row(
     TABLE1, 16.56, 11.74, 49.2, 71.8, 51.1, 52.8, 58.9, 28.8, 53.3, 43.3, 22.3
   ),
-  "deltanet-global": line(
+  "deltanet-global": paper_row(
     TABLE1, 16.55, 12.40, 48.8, 70.8, 50.7, 54.2, 58.4, 28.1, 71.0, 43.0, 29.8
   ),
 }

@@ -26,24 +26,26 @@ Nothing of it was trained here.
 
 from deltanet_jax.config import TrainConfig
 from experiments.configs import lm
-from experiments.lib.paper_tables import TABLE1, line
+from experiments.lib.paper_tables import TABLE1, paper_row
 
 SIZE = "340m"
 # Wikitext and LAMBADA perplexity, then percent.
 PAPER = {
-  "transformer": line(TABLE1, 28.39, 42.69, 31.0, 63.3, 34.0, 50.4, 44.5, 24.2, 42.2, 22.1, 21.4),
-  "retnet": line(TABLE1, 32.33, 49.19, 28.6, 63.5, 33.5, 52.5, 44.5, 23.4, 13.3, 27.6, 2.9),
-  "mamba": line(TABLE1, 28.39, 39.66, 30.6, 65.0, 35.4, 50.1, 46.3, 23.6, 12.4, 23.0, 2.1),
-  "gla": line(TABLE1, 28.65, 43.35, 30.3, 64.8, 34.5, 51.4, 45.1, 22.7, 18.6, 27.2, 8.1),
-  "gla-conv": line(TABLE1, 29.47, 45.53, 31.3, 65.1, 33.8, 51.6, 44.4, 24.6, 24.0, 24.7, 7.3),
-  "deltanet-noconv": line(
+  "transformer": paper_row(
+    TABLE1, 28.39, 42.69, 31.0, 63.3, 34.0, 50.4, 44.5, 24.2, 42.2, 22.1, 21.4
+  ),
+  "retnet": paper_row(TABLE1, 32.33, 49.19, 28.6, 63.5, 33.5, 52.5, 44.5, 23.4, 13.3, 27.6, 2.9),
+  "mamba": paper_row(TABLE1, 28.39, 39.66, 30.6, 65.0, 35.4, 50.1, 46.3, 23.6, 12.4, 23.0, 2.1),
+  "gla": paper_row(TABLE1, 28.65, 43.35, 30.3, 64.8, 34.5, 51.4, 45.1, 22.7, 18.6, 27.2, 8.1),
+  "gla-conv": paper_row(TABLE1, 29.47, 45.53, 31.3, 65.1, 33.8, 51.6, 44.4, 24.6, 24.0, 24.7, 7.3),
+  "deltanet-noconv": paper_row(
     TABLE1, 29.08, 50.87, 30.0, 63.6, 33.6, 51.7, 46.0, 23.0, 24.6, 26.9, 4.5
   ),
-  "deltanet": line(TABLE1, 28.24, 37.37, 32.1, 64.8, 34.3, 52.2, 45.8, 23.5, 26.4, 28.9, 12.8),
-  "deltanet-sliding": line(
+  "deltanet": paper_row(TABLE1, 28.24, 37.37, 32.1, 64.8, 34.3, 52.2, 45.8, 23.5, 26.4, 28.9, 12.8),
+  "deltanet-sliding": paper_row(
     TABLE1, 27.06, 38.17, 33.4, 64.0, 35.3, 50.9, 45.9, 23.2, 39.3, 32.5, 18.8
   ),
-  "deltanet-global": line(
+  "deltanet-global": paper_row(
     TABLE1, 27.51, 35.04, 33.5, 64.0, 34.5, 51.7, 46.0, 23.3, 42.9, 32.1, 23.1
   ),
 }

@@ -14,17 +14,17 @@ The paper says only that settings are those of PowerLM-3B. Shape (width 2560, 36
 
 from deltanet_jax.config import TrainConfig
 from experiments.configs import lm
-from experiments.lib.paper_tables import TABLE2, line
+from experiments.lib.paper_tables import TABLE2, paper_row
 
 SIZE = "3b"
-PAPER = {"deltanet": line(TABLE2, 60.4, 72.8, 41.0, 78.5, 65.7, 40.7)}
+PAPER = {"deltanet": paper_row(TABLE2, 60.4, 72.8, 41.0, 78.5, 65.7, 40.7)}
 # Other models of the paper's table, which are not trained by this file.
 OTHERS = {
-  "Llama-3.2-3B": line(TABLE2, 59.1, 73.6, 43.4, 77.5, 69.2, 54.1),
-  "PowerLM-3B": line(TABLE2, 60.5, 74.6, 43.6, 79.9, 70.0, 45.0),
-  "RecurrentGemma-2B": line(TABLE2, 57.0, 71.1, 42.0, 78.2, 67.6, 31.8),
-  "RWKV-6-3B": line(TABLE2, 49.5, 68.6, 40.6, 76.8, 65.4, 28.4),
-  "Mamba-2.7B": line(TABLE2, 50.3, 65.3, 39.4, 75.8, 63.1, 26.1),
+  "Llama-3.2-3B": paper_row(TABLE2, 59.1, 73.6, 43.4, 77.5, 69.2, 54.1),
+  "PowerLM-3B": paper_row(TABLE2, 60.5, 74.6, 43.6, 79.9, 70.0, 45.0),
+  "RecurrentGemma-2B": paper_row(TABLE2, 57.0, 71.1, 42.0, 78.2, 67.6, 31.8),
+  "RWKV-6-3B": paper_row(TABLE2, 49.5, 68.6, 40.6, 76.8, 65.4, 28.4),
+  "Mamba-2.7B": paper_row(TABLE2, 50.3, 65.3, 39.4, 75.8, 63.1, 26.1),
 }
 
 

@@ -21,13 +21,13 @@ import dataclasses
 
 from deltanet_jax.config import TrainConfig
 from experiments.configs import lm, lm_340m
-from experiments.lib.paper_tables import TABLE1, line
+from experiments.lib.paper_tables import TABLE1, paper_row
 
 SIZE = "340m"
 PAPER = {
-  "l1-elu": line(TABLE1, 31.12, 55.96, 26.3, 63.9, 33.0, 50.9, 44.3, 21.8, 14.5, 23.9, 6.2),
-  "l2-elu": line(TABLE1, 28.03, 37.62, 32.2, 65.7, 34.7, 51.8, 45.4, 22.5, 23.8, 28.6, 13.1),
-  "l2-relu": line(TABLE1, 28.75, 43.53, 30.2, 64.0, 33.9, 48.9, 45.6, 22.8, 27.2, 26.7, 9.0),
+  "l1-elu": paper_row(TABLE1, 31.12, 55.96, 26.3, 63.9, 33.0, 50.9, 44.3, 21.8, 14.5, 23.9, 6.2),
+  "l2-elu": paper_row(TABLE1, 28.03, 37.62, 32.2, 65.7, 34.7, 51.8, 45.4, 22.5, 23.8, 28.6, 13.1),
+  "l2-relu": paper_row(TABLE1, 28.75, 43.53, 30.2, 64.0, 33.9, 48.9, 45.6, 22.8, 27.2, 26.7, 9.0),
   "l2-silu": lm_340m.PAPER["deltanet"],  # the main model
 }
 

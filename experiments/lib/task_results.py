@@ -12,8 +12,8 @@ from experiments.lib.tables import table
 _AVERAGED = paper_tables.TABLE1[2:8]
 
 
-def paper_line(name: str) -> paper_tables.Line:
-  lines = paper_tables.lines()
+def paper_line(name: str) -> paper_tables.PaperRow:
+  lines = paper_tables.paper_rows()
   if name not in lines:
     raise ValueError(f"--beside is {name!r}{nearest(name, lines)}, expected one of {list(lines)}.")
   return lines[name]
@@ -40,7 +40,7 @@ def evaluate(
     yield result, settings, facts | dict(tokenizer=tokenizer.hash)
 
 
-def shown(results: list[Result], name: str, paper: paper_tables.Line) -> str:
+def shown(results: list[Result], name: str, paper: paper_tables.PaperRow) -> str:
   """A table of the paper's metrics, in percent but for perplexities."""
   lines, found = [], {}
   for result in results:
@@ -48,7 +48,7 @@ def shown(results: list[Result], name: str, paper: paper_tables.Line) -> str:
       scale = 1 if "perplexity" in metric else 100
       found[result.task, metric] = scale * value
       error = result.errors.get(metric)
-      theirs = paper_tables.beside(result.task, metric, paper)
+      theirs = paper_tables.paper_value(result.task, metric, paper)
       lines.append(
         [
           result.task,
