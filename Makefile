@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := .venv/.installed
-# The compilers for GPU and TPU, apart: with them installed jax looks for devices that are not there.
+# A second environment with the GPU and TPU compilers: with them installed, jax looks for devices.
 AOT_INSTALLED := .venv-aot/.installed
 
 .PHONY: corpus demo test test-kernels test-slow lint format clean
@@ -11,19 +11,18 @@ AOT_INSTALLED := .venv-aot/.installed
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
 
-# Public-domain text from Debian's packages, for the small table of language models.
+# Public-domain text from Debian packages, for the small language-model results.
 corpus: $(INSTALLED)
 	$(BIN)/python -m experiments.fetch_corpus
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not aot"
 
-# Kernels once more, interpreted; kernels and train steps by the real TPU and GPU compilers, without
-# a device.
+# Kernels and train steps, AOT compiled by the real TPU and GPU compilers without a device.
 test-kernels: $(AOT_INSTALLED)
-	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest tests/pallas_kernels tests/experiments
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest -m aot
 
-# The whole grid of lengths, chunks, gates and documents.
+# The full grid of lengths, chunks, gates and segments, with XLA's default optimizations.
 test-slow: $(INSTALLED)
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow
 

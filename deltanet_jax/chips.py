@@ -1,4 +1,4 @@
-"""Facts about accelerators, from the vendors' data sheets: one row per chip."""
+"""Accelerator specifications from the vendors' data sheets: peak FLOP/s, memory, bandwidth."""
 
 import dataclasses
 from typing import Literal
@@ -6,11 +6,11 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nvidia:
-  """What XLA asks about a GPU that it compiles for."""
+  """GPU properties that XLA needs for AOT compilation without a device."""
 
   device_name: str
-  major: int  # compute capability major.0
-  arch: str  # as ptxas names it
+  major: int  # compute capability, major.0
+  arch: str  # ptxas target
   cores: int  # streaming multiprocessors
   fpus_per_core: int
   clock_ghz: float
@@ -20,17 +20,17 @@ class Nvidia:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """One device as jax counts them."""
+  """One JAX device."""
 
   platform: Literal["tpu", "gpu"]
-  kinds: tuple[str, ...]  # each a part of the `device_kind` by which jax names it
-  peak_flops: float  # dense bfloat16, per second
-  memory: int  # bytes
-  bandwidth: float  # bytes per second, to that memory
-  # Bytes per second that it sends to others of its machine over all its links: half of what NVIDIA
-  # gives for NVLink and Google for "bidirectional inter-chip interconnect".
+  kinds: tuple[str, ...]  # substrings of `jax.Device.device_kind`
+  peak_flops: float  # dense bfloat16 FLOP/s
+  memory: int  # HBM bytes
+  bandwidth: float  # HBM bytes per second
+  # Interconnect bandwidth, bytes per second sent over all links: half of the bidirectional figure
+  # that NVIDIA quotes for NVLink and Google for the inter-chip interconnect (ICI).
   links: float
-  on_chip: int  # bytes: VMEM of a TPU's core, shared memory that a block of a GPU may take
+  on_chip: int  # bytes of VMEM per TPU core, or of shared memory per GPU thread block
   nvidia: Nvidia | None = None
 
 
@@ -148,6 +148,6 @@ CHIPS = {
 
 
 def find(device_kind: str) -> Chip | None:
-  """The chip that jax calls `device_kind`; the longest name counts ("TPU v5 lite" is no v5p)."""
+  """The chip of a `device_kind`, or None; longest match wins ("TPU v5 lite" over "TPU v5")."""
   known = [(kind, chip) for chip in CHIPS.values() for kind in chip.kinds if kind in device_kind]
   return max(known, key=lambda x: len(x[0]))[1] if known else None

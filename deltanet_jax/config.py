@@ -1,11 +1,13 @@
-"""Every setting of a training run but those of mixers, with defaults; to and from JSON."""
+"""All hyperparameters of a training run except those of mixers, with JSON serialization.
+
+Each field carries its help text as metadata; `--help` of commands with `--config` lists them.
+"""
 
 import dataclasses
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
 
 Remat = Literal["none", "full", "dots"]
 Dtype = Literal["float32", "bfloat16", "float64"]
@@ -13,28 +15,49 @@ Mlp = Literal["swiglu", "gelu", "identity", "rwkv4", "rwkv6"]
 Norm = Literal["rms", "layer"]
 OutputInit = Literal["plain", "mlp", "all"]
 
+T = TypeVar("T")
+
+
+def setting(default: T, help: str) -> T:
+  """A dataclass field with a default and a help text.
+
+  The return type is that of the default, so type checkers see an ordinary field with a default.
+  """
+  field: Any = dataclasses.field(default=default, metadata={"help": help})
+  return field
+
+
 # Not frozen, because command-line overrides assign in place; nothing changes one after validate().
-settings = functools.partial(dataclasses.dataclass, kw_only=True, slots=True, unsafe_hash=True)
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
+def settings(cls: type[T]) -> type[T]:
+  """Class decorator: a hashable, keyword-only dataclass with slots."""
+  return dataclasses.dataclass(kw_only=True, slots=True, unsafe_hash=True)(cls)
+
+
+def help_of(field: dataclasses.Field) -> str:
+  """The help text of a field; empty if it has none."""
+  return field.metadata.get("help", "")
 
 
 def check(condition: bool, message: str):
+  """Raise ValueError with this message unless the condition holds."""
   if not condition:
     raise ValueError(message)
 
 
 def check_one_of(name: str, value, choices):
-  """Refuses a value that is none of a Literal's."""
+  """Raise ValueError unless the value is one of a Literal's."""
   check(value in get_args(choices), f"{name} is {value!r}, expected one of {get_args(choices)}.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-  """The known names that look like an unknown one, in brackets; empty if none does."""
+  """A hint for an unknown name: similar known names in parentheses, or an empty string."""
   near = difflib.get_close_matches(name, sorted(known))
   return f" (nearest: {', '.join(near)})" if near else ""
 
 
 def check_positive(cfg, *names: str):
-  """Refuses fields that are neither None nor positive."""
+  """Raise ValueError for fields that are neither None nor positive."""
   for name in names:
     value = getattr(cfg, name)
     check(value is None or value > 0, f"{name} is {value!r}, expected a positive number.")
@@ -42,62 +65,84 @@ def check_positive(cfg, *names: str):
 
 @settings
 class MixerConfig:
-  """Settings of a mixer; each mixer's file has its own, with the name of the mixer as `kind`."""
+  """Base class of mixer hyperparameters; each mixer's file defines its own, named by `kind`."""
 
   kind: ClassVar[str]
 
   def validate(self):
-    """Raises ValueError for a setting that is wrong whatever the model's width."""
+    """Raise ValueError for a value that is invalid for every model width."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class ModelConfig:
-  """A language model; `pattern` names the mixer of each layer and repeats over the depth."""
+  """Hyperparameters of a language model; `pattern` names the mixer of each layer, cyclically."""
 
-  vocab: int = 32000
-  width: int = 1024
-  depth: int = 24
-  mixers: dict[str, MixerConfig]  # by the name that the pattern calls them
-  pattern: tuple[str, ...]  # the mixer of each layer, repeated over the depth
-  # "gelu" has biases; "identity" adds the norm alone, x + norm(x); RWKV's channel mix is one MLP
-  # whose two versions begin training differently.
-  mlp: Mlp = "swiglu"
-  mlp_ratio: float = 4.0  # SwiGLU of 2/3 of this, rounded up; 0 for no MLP
-  mlp_multiple: int = 256  # of the SwiGLU's inner width
-  mlp_inner: int | None = None  # None: from the ratio
-  tied: bool = False  # one matrix for embedding and head
-  head_bias: bool = False
-  autoencoder: int = 0  # hidden layers that make all tokens of a row from its last; 0: next tokens
-  positions: int = 0  # learned ones of so many tokens, added to the embedding; 0: none
-  embedding_dropout: float = 0.0  # share of the embedding's numbers that are zero while training
-  logit_cap: float | None = None  # logits become cap tanh(logits / cap); None: they stay
-  norm: Norm = "rms"  # before mixers, MLPs and the head; "layer" has a bias
-  embedding_norm: bool = False  # also after the embedding
-  norm_eps: float = 1e-6
-  init_std: float = 0.02
-  output_init: OutputInit = "plain"  # whose output maps begin smaller, by sqrt(2 depth)
-  conv_std: float | None = None  # of short convolutions at first; None: init_std
-  dtype: Dtype = "float32"  # of the computation; parameters are float32
-  remat: Remat = "none"  # what the backward recomputes: nothing, all, or all but products
-  scan: bool = True  # one traced layer for all that repeat; False unrolls them
+  vocab: int = setting(32000, "Vocabulary size.")
+  width: int = setting(1024, "Model width (dimension of the residual stream).")
+  depth: int = setting(24, "Number of layers.")
+  mixers: dict[str, MixerConfig] = dataclasses.field(
+    metadata={"help": "Mixer hyperparameters, by the names used in pattern."}
+  )
+  pattern: tuple[str, ...] = dataclasses.field(
+    metadata={"help": "Names of the layers' mixers, repeated cyclically over the depth."}
+  )
+  # The two RWKV channel mixes are one MLP with different initialization.
+  mlp: Mlp = setting(
+    "swiglu", "MLP: swiglu, gelu (with biases), identity (x + norm(x)), rwkv4 or rwkv6 channel mix."
+  )
+  mlp_ratio: float = setting(
+    4.0, "Hidden size of the MLP over the width (SwiGLU: 2/3 of it, rounded up); 0: no MLP."
+  )
+  mlp_multiple: int = setting(256, "SwiGLU's hidden size is rounded up to a multiple of this.")
+  mlp_inner: int | None = setting(None, "Hidden size of the MLP; None: from mlp_ratio.")
+  tied: bool = setting(False, "Tie the embedding and the output head.")
+  head_bias: bool = setting(False, "Add a bias to the logits.")
+  autoencoder: int = setting(
+    0, "Hidden layers of a decoder that predicts all tokens from the last one; 0: language model."
+  )
+  positions: int = setting(
+    0, "Maximum sequence length of learned absolute position embeddings; 0: none."
+  )
+  embedding_dropout: float = setting(0.0, "Dropout rate of the embeddings during training.")
+  logit_cap: float | None = setting(
+    None, "Soft cap: logits become cap * tanh(logits / cap); None: no cap."
+  )
+  norm: Norm = setting(
+    "rms", "Norm before mixers, MLPs and the head: rms (RMSNorm) or layer (LayerNorm with bias)."
+  )
+  embedding_norm: bool = setting(False, "Normalize the embeddings as well.")
+  norm_eps: float = setting(1e-6, "Epsilon of the norms.")
+  init_std: float = setting(0.02, "Standard deviation of the initial weights.")
+  output_init: OutputInit = setting(
+    "plain",
+    "Which output projections are initialized smaller by sqrt(2 depth): plain (none), mlp or all.",
+  )
+  conv_std: float | None = setting(
+    None, "Standard deviation of initial short convolutions; None: init_std."
+  )
+  dtype: Dtype = setting("float32", "Computation dtype; parameters are float32.")
+  remat: Remat = setting(
+    "none", "Rematerialization in the backward pass: none, full, or dots (save matmul outputs)."
+  )
+  scan: bool = setting(True, "Scan over repeated layers, compiled once; False: unroll them.")
 
   def __hash__(self):
-    # The mixers are a dictionary; the text shows every field.
+    # A dict is unhashable; the repr contains every field.
     return hash(repr(self))
 
   @property
   def layers(self) -> tuple[str, ...]:
-    """The mixer's name for each of the `depth` layers."""
+    """The mixer name of each of the `depth` layers."""
     return tuple(self.pattern[i % len(self.pattern)] for i in range(self.depth))
 
   @property
   def has_mlp(self) -> bool:
-    """Whether a layer has a second part beside its mixer."""
+    """Whether a layer has an MLP branch after its mixer."""
     return self.mlp == "identity" or self.mlp_width > 0
 
   @property
   def mlp_width(self) -> int:
-    """Inner width of the MLP, 0 without."""
+    """Hidden size of the MLP; 0 without one."""
     if self.mlp == "identity":
       return 0
     if self.mlp_inner is not None:
@@ -114,10 +159,12 @@ class ModelConfig:
     for name in ("autoencoder", "positions"):
       check(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, expected 0 or more.")
     dropout = self.embedding_dropout
-    check(0 <= dropout < 1, f"embedding_dropout is {dropout}, expected 0 or more and less than 1.")
-    check(not (self.tied and self.head_bias), "tied and head_bias are set, expected one of them.")
+    check(0 <= dropout < 1, f"embedding_dropout is {dropout}, expected a rate in [0, 1).")
+    check(
+      not (self.tied and self.head_bias), "tied and head_bias are both set, expected at most one."
+    )
     even = self.width % 2 == 0 and self.width > 2
-    check(not self.autoencoder or even, f"width is {self.width}, expected an even one above 2.")
+    check(not self.autoencoder or even, f"width is {self.width}, expected an even number above 2.")
     check(self.mlp_ratio >= 0, f"mlp_ratio is {self.mlp_ratio}, expected 0 or more.")
     check(len(self.pattern) > 0, "pattern is empty, expected the names of mixers.")
     check(
@@ -138,34 +185,44 @@ class ModelConfig:
 
 @settings
 class DataConfig:
-  corpus: str = ""  # folder that experiments.prepare_data wrote; empty: the novels shipped here
-  length: int = 2048  # tokens per row
-  batch: int = 256  # rows per update, over all hosts
-  scored: int | None = None  # most targets of a row that count, all other logits are left out
-  workers: int = 0  # threads that read ahead
+  """Training data and batch shape."""
+
+  corpus: str = setting(
+    "", "Folder written by experiments.prepare_data; empty: the novels shipped with the package."
+  )
+  length: int = setting(2048, "Sequence length in tokens.")
+  batch: int = setting(256, "Global batch size: sequences per update, over all hosts.")
+  scored: int | None = setting(
+    None,
+    "Maximum number of target positions per sequence that enter the loss; other logits are not"
+    " computed. None: all positions.",
+  )
+  workers: int = setting(0, "Threads that prefetch batches; 0: read synchronously.")
 
   def validate(self):
     check_positive(self, "length", "batch", "scored")
-    most = self.scored is None or self.scored <= self.length
-    check(most, f"scored is {self.scored}, more than the length {self.length}.")
+    fits = self.scored is None or self.scored <= self.length
+    check(fits, f"scored is {self.scored}, expected at most the length {self.length}.")
     check(self.workers >= 0, f"workers is {self.workers}, expected 0 or more.")
 
 
 @settings
 class OptimizerConfig:
-  """AdamW with a cosine after a linear warm-up; the defaults are the paper's (appendix A.1)."""
+  """AdamW, linear warmup and cosine decay; the defaults are the paper's (appendix A.1)."""
 
-  learning_rate: float = 3e-4  # the highest, after the warm-up
-  initial_learning_rate: float = 3e-5
-  final_learning_rate: float = 3e-5
-  warmup_tokens: int = 500_000_000
-  rate_every: int = 1  # updates between two changes of the learning rate
-  weight_decay: float = 0.01
-  decay_all: bool = False  # else only the weights that their module says it is for
-  clip: float | None = 1.0  # of the gradient's norm
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
+  learning_rate: float = setting(3e-4, "Peak learning rate, reached after the warmup.")
+  initial_learning_rate: float = setting(3e-5, "Learning rate of the first update.")
+  final_learning_rate: float = setting(3e-5, "Learning rate at the end of the cosine decay.")
+  warmup_tokens: int = setting(500_000_000, "Length of the linear warmup in tokens.")
+  rate_every: int = setting(1, "Updates between changes of the learning rate (step schedule).")
+  weight_decay: float = setting(0.01, "Decoupled weight decay, multiplied by the learning rate.")
+  decay_all: bool = setting(
+    False, "Apply weight decay to all parameters; False: only to those marked by their module."
+  )
+  clip: float | None = setting(1.0, "Maximum global gradient norm (clipping); None: no clipping.")
+  b1: float = setting(0.9, "AdamW beta1, the decay rate of the first moment.")
+  b2: float = setting(0.95, "AdamW beta2, the decay rate of the second moment.")
+  eps: float = setting(1e-8, "AdamW epsilon.")
 
   def validate(self):
     check_positive(self, "learning_rate", "rate_every", "clip", "eps")
@@ -177,27 +234,44 @@ class OptimizerConfig:
 
 @settings
 class MeshConfig:
-  """Devices along each axis of the mesh; -1 takes what the others leave."""
+  """Number of devices along each mesh axis; one of them may be -1: all remaining devices.
 
-  data: int = -1  # copies of the model
-  fsdp: int = 1  # weights and optimiser are split, rows too
-  tensor: int = 1  # heads, the MLP's width and the vocabulary are split
-  sequence: int = 1  # tokens are split, and heads while they are mixed
+  `data` is plain data parallelism, `fsdp` fully sharded data parallelism (ZeRO-3), `tensor` tensor
+  parallelism, `sequence` sequence (context) parallelism. deltanet_jax/sharding.py maps array axes
+  to these mesh axes.
+  """
+
+  data: int = setting(-1, "Data parallel: replicas of the model; the batch is sharded.")
+  fsdp: int = setting(
+    1, "Fully sharded data parallel: parameters, optimizer state and batch are sharded."
+  )
+  tensor: int = setting(1, "Tensor parallel: heads, MLP hidden size and vocabulary are sharded.")
+  sequence: int = setting(
+    1, "Sequence parallel: positions are sharded; inside mixers heads are sharded instead."
+  )
 
   def sizes(self) -> dict[str, int]:
+    """Axis name to number of devices."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def validate(self):
     for name, size in self.sizes().items():
       check(size > 0 or size == -1, f"mesh.{name} is {size}, expected a positive number or -1.")
-    check(list(self.sizes().values()).count(-1) <= 1, "mesh has -1 twice, expected it once.")
+    check(
+      list(self.sizes().values()).count(-1) <= 1,
+      "mesh has -1 more than once, expected at most once.",
+    )
 
 
 @settings
 class CheckpointConfig:
-  every: int = 1000  # updates
-  keep: int = 2  # the newest so many
-  keep_every: int | None = None  # and for ever those at multiples of this
+  """When checkpoints are saved and how many are kept."""
+
+  every: int = setting(1000, "Updates between checkpoints.")
+  keep: int = setting(2, "Number of recent checkpoints to keep.")
+  keep_every: int | None = setting(
+    None, "Also keep checkpoints at multiples of this many updates permanently; None: no."
+  )
 
   def validate(self):
     check_positive(self, "every", "keep", "keep_every")
@@ -205,27 +279,37 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class TrainConfig:
-  """One training run; a file in experiments/configs returns one."""
+  """Configuration of a training run; files in experiments/configs return one."""
 
   model: ModelConfig
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-  tokens: int = 15_000_000_000  # seen in all
-  grad_accum: int = 1  # micro-batches of an update, one after the other
-  loss_chunk: int = 512  # tokens of a row whose logits exist at a time; divides data.length
-  seed: int = 0
-  log_every: int = 10  # updates
-  eval_every: int = 1000
-  eval_batches: int | None = None  # None: the whole validation split
-  stop_metric: str | None = None  # an evaluated number that ends the run above `stop_above`
-  stop_above: float = 1.0
-  max_bad_updates: int = 10  # in a row with gradients that are not finite, then it stops
+  tokens: int = setting(15_000_000_000, "Training tokens in total.")
+  grad_accum: int = setting(
+    1, "Gradient accumulation: sequential micro-batches per update; divides data.batch."
+  )
+  loss_chunk: int = setting(
+    512, "Positions per sequence whose logits are materialized at a time; divides data.length."
+  )
+  seed: int = setting(0, "Random seed of initialization and data order.")
+  log_every: int = setting(10, "Updates between logged training metrics.")
+  eval_every: int = setting(1000, "Updates between evaluations.")
+  eval_batches: int | None = setting(
+    None, "Batches per evaluation; None: the full validation split."
+  )
+  stop_metric: str | None = setting(
+    None, "Early stopping: end training when this evaluation metric exceeds stop_above."
+  )
+  stop_above: float = setting(1.0, "Threshold of stop_metric.")
+  max_bad_updates: int = setting(
+    10, "Consecutive updates with non-finite gradients after which training stops."
+  )
 
   @property
   def steps(self) -> int:
-    """Updates that `tokens` make."""
+    """Number of updates: tokens / (batch size * sequence length)."""
     return max(self.tokens // (self.data.batch * self.data.length), 1)
 
   def validate(self):
@@ -248,7 +332,7 @@ class TrainConfig:
 
 
 def to_json(cfg: TrainConfig) -> dict:
-  """The configuration as JSON has it; a mixer's says its kind."""
+  """The configuration as JSON-serializable values; each mixer's includes its `kind`."""
   values = dataclasses.asdict(cfg)
   model = values["model"]
   for name, mixer in cfg.model.mixers.items():
@@ -258,10 +342,13 @@ def to_json(cfg: TrainConfig) -> dict:
 
 
 def from_json(values: dict, mixer_config: Callable[[str], type[MixerConfig]]) -> TrainConfig:
-  """The inverse of `to_json`; a field that no longer exists is an error.
+  """The inverse of `to_json`.
 
   Args:
-    mixer_config: from a kind of mixer to its class of settings, `deltanet_jax.mixers.mixer_config`.
+    mixer_config: maps a mixer's `kind` to its config class; `deltanet_jax.mixers.mixer_config`.
+
+  Raises:
+    ValueError: the values have unknown or missing fields.
   """
   try:
     model = dict(values["model"])
@@ -280,5 +367,6 @@ def from_json(values: dict, mixer_config: Callable[[str], type[MixerConfig]]) ->
     return TrainConfig(**values | sections)
   except (KeyError, TypeError) as e:
     raise ValueError(
-      f"this configuration is not of this version ({e!r}): use the version that wrote it."
+      f"the configuration has unknown or missing fields ({e!r}): load it with the version of"
+      " deltanet-jax that wrote it."
     ) from e

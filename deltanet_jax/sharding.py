@@ -1,7 +1,9 @@
-"""Which axis of a mesh holds which axis of an array: the only place that knows.
+"""Logical axis rules: the only place that maps logical array axes to mesh axes.
 
-Weights and activations name their axes ("embed", "heads", ...); `RULES` maps names to the mesh.
-Without a mesh (`jax.set_mesh`) everything here does nothing, so one device runs the same code.
+Parameters and activations have logical axis names ("embed", "heads", ...); `RULES` maps each name
+to the mesh axes that shard it, and `spec` turns names into a `PartitionSpec`. Without a mesh
+(`jax.set_mesh`), or inside a `shard_map`, `constrain` returns its argument and `locally` only calls
+its function, so the same code runs on one device.
 """
 
 import math
@@ -14,23 +16,27 @@ AXES = ("data", "fsdp", "tensor", "sequence")
 RULES = {
   "batch": ("data", "fsdp"),
   "length": ("sequence",),
-  "embed": ("fsdp",),  # of weights; activations are split by rows instead
+  "embed": ("fsdp",),  # of parameters; activations shard the batch instead
   "vocab": ("tensor",),
   "heads": ("tensor",),
-  # While mixing tokens a device needs all of them, so it takes fewer heads instead.
+  # A mixer needs the full sequence on each device, so the sequence axis shards heads instead.
   "mixing_heads": ("tensor", "sequence"),
   "mlp": ("tensor",),
-  "layers": (),
+  "layers": (),  # replicated
 }
 
 
 def spec(*names: str | None) -> PartitionSpec:
-  """The partition of an array whose axes have these names; None is never split."""
+  """The PartitionSpec of an array with these logical axes; None is a replicated axis."""
   return PartitionSpec(*(RULES[name] or None if name else None for name in names))
 
 
 def make_mesh(sizes: dict[str, int], devices=None) -> Mesh:
-  """A mesh over all devices; a size of -1 takes what the others leave."""
+  """A device mesh with `AXES`; a size of -1 means all remaining devices.
+
+  Raises:
+    ValueError: the sizes do not multiply to the number of devices.
+  """
   devices = jax.devices() if devices is None else devices
   sizes = {axis: sizes[axis] for axis in AXES}
   given = math.prod(size for size in sizes.values() if size != -1)
@@ -40,34 +46,39 @@ def make_mesh(sizes: dict[str, int], devices=None) -> Mesh:
   if math.prod(sizes.values()) != len(devices):
     raise ValueError(
       f"the mesh {shown} does not fit {len(devices)} devices: the sizes must multiply to that"
-      " (-1 takes the rest)."
+      " (-1: all remaining devices)."
     )
   if len(devices) == 1 or devices[0].platform == "cpu":
     arranged = np.asarray(devices).reshape(tuple(sizes.values()))
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-  # Neighbours in the mesh become neighbours in the network.
+  # Chooses a device order in which neighbors in the mesh are neighbors in the interconnect.
   return jax.make_mesh(
     tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
   )
 
 
 def named(mesh: Mesh, *names: str | None) -> NamedSharding:
+  """The NamedSharding of an array with these logical axes."""
   return NamedSharding(mesh, spec(*names))
 
 
 def check_divides(mesh, name: str | None, size: int, what: str):
-  """Refuses an axis of this name and size that the mesh cannot split evenly."""
+  """Raise ValueError if the mesh cannot shard a logical axis of this size evenly.
+
+  Args:
+    what: describes the axis in the message.
+  """
   axes = RULES[name] if name else ()
-  parts = math.prod(mesh.shape[axis] for axis in axes)
-  if size % parts:
+  shards = math.prod(mesh.shape[axis] for axis in axes)
+  if size % shards:
     raise ValueError(
-      f"{what} is {size}, which {' x '.join(f'{axis} {mesh.shape[axis]}' for axis in axes)} of the"
-      " mesh does not divide."
+      f"{what} is {size}, expected a multiple of {shards} to shard it over the mesh axes"
+      f" {' x '.join(f'{axis} {mesh.shape[axis]}' for axis in axes)}."
     )
 
 
 def splits(name: str) -> bool:
-  """Whether the mesh in use splits axes of this name."""
+  """Whether the current mesh shards this logical axis over more than one device."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.are_all_axes_manual:
     return False
@@ -75,7 +86,7 @@ def splits(name: str) -> bool:
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-  """x, split over the mesh in use as its axes are named."""
+  """`with_sharding_constraint` of x by its logical axes, on the current mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.are_all_axes_manual:
     return x
@@ -83,14 +94,18 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def locally(f, arguments, names, out_names):
-  """f(*arguments), computed by each device for its own rows and heads alone.
+  """Compute f(*arguments) under `shard_map`: each device applies f to its local shards.
 
-  The compiler cannot split a kernel, and would gather around scans; here nothing is left to it.
+  The SPMD partitioner cannot partition a Pallas kernel and would insert all-gathers around scans;
+  `shard_map` leaves it no choice.
 
   Args:
-    arguments: arrays, or None where an optional one is missing.
-    names: the axis names of each argument.
-    out_names: the same for each result of f.
+    arguments: arrays, or None for a missing optional one.
+    names: the logical axes of each argument.
+    out_names: the logical axes of each result of f.
+
+  Raises:
+    ValueError: the mesh does not shard an axis evenly.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.are_all_axes_manual:

@@ -1,4 +1,4 @@
-"""How often the predict token is right, by the rules of synthetic benchmarks."""
+"""How often the argmax prediction is right, by the rules of synthetic benchmarks."""
 
 from collections.abc import Iterator
 

@@ -13,7 +13,7 @@ from deltanet_jax.train.step import make_trainer
 class AccuracyByLength:
   """An evaluator of held-out rows, for every length those of a task of its own.
 
-  Yields the share of targets that are the predict token: `accuracy_all_64` over all positions
+  Yields the share of targets whose argmax prediction is right: `accuracy_all_64` over all positions
   of rows of 64 tokens, `accuracy_last_64` at their last. Batches have as many rows as in training.
   """
 

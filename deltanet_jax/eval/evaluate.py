@@ -6,9 +6,9 @@ import jax
 
 from deltanet_jax.config import TrainConfig
 from deltanet_jax.models import LM
+from deltanet_jax.models.abstract import put_on_mesh, weights_of
 from deltanet_jax.train.eval_context import EvalContext, Evaluator, Scorer
 from deltanet_jax.train.step import make_trainer
-from deltanet_jax.train.weights import put_on_mesh, weights_of
 
 
 def evaluate(

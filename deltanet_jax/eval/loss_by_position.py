@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from deltanet_jax import device_batches
 from deltanet_jax.data import Batch, ValidationSource
-from deltanet_jax.eval.target_logprobs import target_logprobs
-from deltanet_jax.train import device_batches
+from deltanet_jax.models.chunked_logits import target_logprobs
 from deltanet_jax.train.eval_context import EvalContext
 from deltanet_jax.train.step import Trainer, make_trainer
 

@@ -11,7 +11,7 @@ from deltanet_jax.train.eval_context import EvalContext
 class Validation:
   """An evaluator of a task's own validation batches, or others, all or the first `batches`.
 
-  Yields the loss per target, the share of targets that are the predict token and, where all of a
+  Yields the loss per target, the accuracy of the argmax prediction and, where all of a
   text is read, bits per byte of it. `progress` may wrap the batches, to show how far it is.
   """
 

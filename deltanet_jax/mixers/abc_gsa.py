@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import Mixer, check_chunk
+from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -16,8 +16,9 @@ from deltanet_jax.mixers.layers import (
   rope,
   split_heads,
 )
-from deltanet_jax.mixers.matrix_state import attend
+from deltanet_jax.mixers.matrix_state import attend, head_sizes
 from deltanet_jax.ops import logcumsumexp
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype, upcast
 from deltanet_jax.ops.logcumsumexp import EMPTY
 from deltanet_jax.ops.segments import segment_positions, segment_starts
@@ -64,15 +65,13 @@ class SlotMixer(Mixer):
   "S" of the state is (Sk, Sv).
   """
 
-  engine = "linear_attention"
+  operator = "linear_attention"
   efficient_form = "two passes, chunkwise, two levels"
   kernels = "Pallas on GPU, TPU in one pass"
 
   def __init__(self, cfg, width, *, std, rngs):
     self.cfg = cfg
-    self.heads = H = cfg.heads
-    self.key_size = dk = int(width * cfg.expand_k) // H
-    self.value_size = dv = int(width * cfg.expand_v) // H
+    self.heads, self.key_size, self.value_size = H, dk, dv = head_sizes(cfg, width)
     self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
     self.slots = Linear((width, H * cfg.slots), ("embed", "heads"), std=std, rngs=rngs)
 

@@ -34,7 +34,7 @@ class Attention(Mixer):
   Config = AttentionConfig
   recurrence = "K_t = [K_{t-1}; k_t], V_t = [V_{t-1}; v_t]"
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
-  engine = "causal_attention"
+  operator = "causal_attention"
   efficient_form = "masked products, a window by blocks"
   kernels = "Pallas on GPU, TPU"
   decode = "cache"

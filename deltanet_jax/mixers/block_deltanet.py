@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -30,7 +30,7 @@ class BlockDeltaNetConfig(MixerConfig):
   negative_eigenvalues: bool = False
   output_gate: bool = False
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "block_size", "value_size")
@@ -70,12 +70,12 @@ class BlockDeltaNet(DeltaRuleMixer):
   def flops(self, length):
     """Of the chunkwise form, whose products with values every block does anew."""
     dk, dv, C = self.cfg.block_size, self.value_size, min(self.cfg.chunk or 64, length)
-    linear, erasing = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
-    return 2 * self.heads * self.blocks * (linear + erasing)
+    linear, correction = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
+    return 2 * self.heads * self.blocks * (linear + correction)
 
   def mix(self, x, segment_ids, state):
     H, m = self.heads, self.blocks
-    (q, k, v, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
+    (q, k, v, beta), convs = self.qkv(x, segment_ids, state, extra=(self.beta,))
     q, k = (split_heads(y, H * m) for y in (q, k))
     beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     v, beta = (jnp.repeat(y, m, axis=2) for y in (split_heads(v, H), beta))

@@ -5,10 +5,10 @@ from typing import ClassVar
 import jax
 
 from deltanet_jax.config import MixerConfig, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Activation, Epilogue, Norm
 
@@ -26,7 +26,7 @@ class DeltaNetConfig(MixerConfig):
   negative_eigenvalues: bool = False  # beta in (0, 2)
   output_gate: bool = False
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size")
@@ -56,7 +56,7 @@ class DeltaNet(DeltaRuleMixer):
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    (*qkv, beta), convs = self.qkv(x, segment_ids, state, beside=(self.beta,))
+    (*qkv, beta), convs = self.qkv(x, segment_ids, state, extra=(self.beta,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
     beta = jax.nn.sigmoid(beta.astype(accum_dtype(x.dtype)))
     o, S = self.run(q, k, v, beta, None, segment_ids, state)

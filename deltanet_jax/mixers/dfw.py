@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import upcast
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -16,7 +16,7 @@ from deltanet_jax.mixers.layers import (
   split_heads,
 )
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -32,7 +32,7 @@ class GatedDeltaNetConfig(MixerConfig):
   negative_eigenvalues: bool = False
   output_gate: bool = True
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size")
@@ -79,8 +79,8 @@ class GatedDeltaNet(DeltaRuleMixer):
     g is None in a mixer that has no forget gate.
     """
     wide = accum_dtype(x.dtype)
-    beside = [self.beta] if self.decay is None else [self.beta, self.decay]
-    (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, beside=beside)
+    extra = [self.beta] if self.decay is None else [self.beta, self.decay]
+    (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))
     if self.decay is None:
       return qkv, beta, None, convs

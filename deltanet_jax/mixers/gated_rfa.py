@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
 from deltanet_jax.mixers.layers import QKV, Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import upcast
 
 

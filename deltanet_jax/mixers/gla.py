@@ -5,11 +5,11 @@ from typing import ClassVar
 import jax
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
-from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
+from deltanet_jax.mixers.base import check_conv
+from deltanet_jax.mixers.layers import HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -40,18 +40,14 @@ class GLA(LinearAttentionMixer):
 
   def __init__(self, cfg: GLAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg
-    self.heads = H = cfg.heads
-    self.key_size = dk = int(width * cfg.expand_k) // H
-    self.value_size = dv = int(width * cfg.expand_v) // H
-    activation = "silu" if cfg.conv else "identity"
-    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
+    self.build_qkv(cfg, width, "silu" if cfg.conv else "identity", std=std, rngs=rngs)
+    H, dk, dv = self.heads, self.key_size, self.value_size
     self.decay_down = Linear((width, cfg.gate_rank), ("embed", None), std=std, rngs=rngs)
     self.decay_up = Linear((cfg.gate_rank, H * dk), (None, "heads"), std=std, rngs=rngs, bias=True)
     self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
 
   def mix(self, x, segment_ids, state):
-    (*qkv, gate), convs = self.qkv(x, segment_ids, state, beside=(self.decay_down,))
+    (*qkv, gate), convs = self.qkv(x, segment_ids, state, extra=(self.decay_down,))
     q, k, v = (split_heads(y, self.heads) for y in qkv)
     gate = self.decay_up(gate).astype(accum_dtype(x.dtype))
     g = split_heads(jax.nn.log_sigmoid(gate) / self.cfg.gate_temperature, self.heads)

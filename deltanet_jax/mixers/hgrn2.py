@@ -5,10 +5,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import check_conv, count_heads
 from deltanet_jax.mixers.layers import QKV, Linear, RMSNorm, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 
@@ -42,12 +43,8 @@ class HGRN2(LinearAttentionMixer):
 
   def __init__(self, cfg: HGRN2Config, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     del eps  # the norm inside has its own
-    check(
-      width % cfg.key_size == 0,
-      f"key_size is {cfg.key_size}, expected a divisor of the width {width}.",
-    )
     self.cfg = cfg
-    self.heads = width // cfg.key_size
+    self.heads = count_heads(width, key_size=cfg.key_size)
     self.key_size = self.value_size = cfg.key_size
     # The keys' projection gives the logits of the decay.
     self.qkv = QKV(width, width, width, cfg.conv, std=std, rngs=rngs)

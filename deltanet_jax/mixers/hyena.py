@@ -9,7 +9,7 @@ from flax import nnx
 from jax import lax
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.base import Mixer, count_heads
 from deltanet_jax.mixers.layers import (
   Linear,
   ShortConv,
@@ -20,7 +20,7 @@ from deltanet_jax.mixers.layers import (
 )
 from deltanet_jax.ops import layer_state, long_conv, long_conv_attention
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.ops.long_conv.fft import conv_flops
 from deltanet_jax.ops.segments import number_segments, segment_positions
 from deltanet_jax.sharding import locally
 
@@ -91,7 +91,7 @@ class Filter(nnx.Module):
 class _LongConvMixer(Mixer):
   """Projections, short convolution, filter, and decoding from the history of what is convolved."""
 
-  engine = "long_conv"
+  operator = "long_conv"
   efficient_form = "FFT by halves"
   decode = "history"
   in_place = ("history", "filter")
@@ -191,9 +191,7 @@ class MultiheadHyena(_LongConvMixer):
     self, cfg: MultiheadHyenaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
     del eps  # there is no norm inside
-    if width % cfg.head_size:
-      raise ValueError(f"head_size is {cfg.head_size}, expected a divisor of the width {width}.")
-    self.heads = width // cfg.head_size
+    self.heads = count_heads(width, head_size=cfg.head_size)
     self._build(cfg, width, self.heads, std=std, rngs=rngs)
 
   def write(self, k, v):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv, check_implementation
+from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -17,7 +17,7 @@ from deltanet_jax.mixers.layers import (
   split_heads,
 )
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.delta_rule import Implementation
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -33,7 +33,7 @@ class KDAConfig(MixerConfig):
   conv: int = 4
   negative_eigenvalues: bool = False
   chunk: int | None = None  # None: the best of the implementation
-  implementation: Implementation | None = None  # None: the platform's fastest
+  implementation: str | None = None  # None: the platform's fastest
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size", "gate_rank")
@@ -68,10 +68,10 @@ class KDA(DeltaRuleMixer):
 
   def mix(self, x, segment_ids, state):
     wide = accum_dtype(x.dtype)
-    beside = (self.beta, self.decay.down)
-    (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, beside=beside)
+    extra = (self.beta, self.decay.down)
+    (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.of_down(decay)
+    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.from_down(decay)
     dt = jax.nn.softplus(decay.astype(wide) + self.dt_bias[...].astype(wide)[None, None])
     g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)

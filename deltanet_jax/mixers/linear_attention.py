@@ -3,17 +3,17 @@
 from typing import ClassVar
 
 from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.feature_maps import (
   SIGNED_FEATURES,
   SIGNED_PRODUCTS,
   FeatureMap,
   FeatureName,
 )
-from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, merge_heads, split_heads
+from deltanet_jax.mixers.layers import HeadOutput, Linear, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import upcast
-from deltanet_jax.ops.epilogue import Epilogue
 
 
 @settings
@@ -59,12 +59,8 @@ class LinearAttention(LinearAttentionMixer):
     self, cfg: LinearAttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
     self.cfg, self.normalized = cfg, cfg.normalize
-    self.heads = H = cfg.heads
-    dk = int(width * cfg.expand_k) // H
-    self.value_size = dv = int(width * cfg.expand_v) // H
-    activation = "silu" if cfg.conv else "identity"
-    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
+    self.build_qkv(cfg, width, "silu" if cfg.conv else "identity", std=std, rngs=rngs)
+    H, dk, dv = self.heads, self.key_size, self.value_size
     make = lambda: FeatureMap(cfg.feature_map, dk, nu=cfg.dpfp_nu, std=std, rngs=rngs)
     self.q_map, self.k_map = make(), make()
     self.key_size = self.k_map.size

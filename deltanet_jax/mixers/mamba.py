@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import Mixer, check_chunk, check_conv
+from deltanet_jax.mixers.base import Mixer, check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import selective_scan
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 
@@ -36,7 +37,7 @@ class Mamba(Mixer):
   Config = MambaConfig
   recurrence = "S_t = S_{t-1} ⊙ exp(-(α_t 1ᵀ) ⊙ exp(A)) + (α_t ⊙ v_t) k_tᵀ"
   readout = "o_t = S_t q_t + d ⊙ v_t"
-  engine = "selective_scan"
+  operator = "selective_scan"
   efficient_form = "associative scan in chunks"
 
   def __init__(self, cfg: MambaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):

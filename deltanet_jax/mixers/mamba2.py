@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
+from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.ops import rms_norm
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 

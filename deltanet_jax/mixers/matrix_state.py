@@ -1,8 +1,9 @@
-"""What mixers with a matrix S [dk dv] per head share: state, cost, and running their operator."""
+"""Mixers with a matrix state S [dk dv] per head: state, FLOPs, and the call of their operator."""
 
 import jax.numpy as jnp
 
 from deltanet_jax.mixers.base import Mixer
+from deltanet_jax.mixers.layers import QKV
 from deltanet_jax.ops import (
   delta_rule,
   delta_rule_step,
@@ -12,18 +13,27 @@ from deltanet_jax.ops import (
   linear_attention_step,
 )
 from deltanet_jax.ops.dtypes import accum_dtype
+from deltanet_jax.ops.epilogue import Activation, Epilogue
 from deltanet_jax.sharding import locally
 
-# Names of the axes of [B L H d], of a state [B H dk dv] and of [B L] while tokens are mixed.
+# Logical axes of [B L H d], a state [B H dk dv] and [B L] inside the operator.
 _TOKENS = ("batch", None, "mixing_heads", None)
-# One head that all others share is needed whole by every device.
+# One key head that all value heads share is replicated.
 _SHARED = ("batch", None, None, None)
 _STATE = ("batch", "mixing_heads", None, None)
 _SEGMENTS = ("batch", None)
 
 
+def head_sizes(cfg, width: int) -> tuple[int, int, int]:
+  """(heads, dk, dv) from the settings heads, expand_k and expand_v."""
+  return cfg.heads, int(width * cfg.expand_k) // cfg.heads, int(width * cfg.expand_v) // cfg.heads
+
+
 class MatrixStateMixer(Mixer):
-  """Has heads, key_size, value_size and a `QKV` called qkv; the state is S and its convolutions."""
+  """Mixer with attributes heads, key_size, value_size and `qkv: QKV`.
+
+  Its decoding state is S and the states of the convolutions.
+  """
 
   def init_state(self, batch, max_length, dtype):
     S = jnp.zeros((batch, self.heads, self.key_size, self.value_size), accum_dtype(dtype))
@@ -33,35 +43,35 @@ class MatrixStateMixer(Mixer):
     return self.heads * self.key_size * self.value_size
 
   def flops(self, length):
-    """Of the chunkwise form: scores, outputs and state."""
+    """FLOPs of the chunkwise form: scores, outputs and state."""
     dk, dv, C = self.key_size, self.value_size, min(self.cfg.chunk or 64, length)
-    return 2 * self.heads * (C * dk + C * dv + 2 * dk * dv + self.erasing_flops(C))
+    return 2 * self.heads * (C * dk + C * dv + 2 * dk * dv + self.correction_flops(C))
 
-  def erasing_flops(self, C: int) -> float:
-    """Multiply-adds per token and head beyond those of linear attention."""
+  def correction_flops(self, C: int) -> float:
+    """Multiply-adds of the delta-rule correction per token and head; 0 in linear attention."""
     return 0.0
 
 
 class DeltaRuleMixer(MatrixStateMixer):
-  """A mixer on the delta rule; the settings have chunk, implementation, negative_eigenvalues."""
+  """Mixer on the delta rule, with settings chunk, implementation and negative_eigenvalues."""
 
-  engine = "delta_rule"
+  operator = "delta_rule"
   efficient_form = "chunkwise, WY"
   kernels = "Pallas on GPU, TPU"
   in_place = ("S",)
 
-  def erasing_flops(self, C):
-    # K K^T, the inverse (C^3 / 3), X times values, and K S.
+  def correction_flops(self, C):
+    # K K^T, the inverse (C^3 / 3 per chunk), X times values, and K S.
     dk, dv = self.key_size, self.value_size
     return C * dk + C * C / 3 + C * dv + dk * dv
 
   def run(self, q, k, v, beta, g, segment_ids, state):
-    """(o, S) from "S" of the state or from nothing."""
+    """Return (o, S), starting from state["S"] or from zero."""
     cfg = self.cfg
     beta = 2 * beta if cfg.negative_eigenvalues else beta
     options = dict(scale=self.key_size**-0.5, implementation=cfg.implementation)
     if state is not None and q.shape[1] == 1:
-      # Decoding has kernels of its own; not differentiable, and nobody trains on one token.
+      # Decoding has its own kernels, which are not differentiable.
       token = (x[:, 0] for x in (q, k, v, beta))
       g_t = None if g is None else g[:, 0]
       o, S = delta_rule_step(*token, state["S"], g_t, **options)
@@ -80,10 +90,11 @@ class DeltaRuleMixer(MatrixStateMixer):
 
 
 def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
-  """(o, S) of decayed linear attention, by each device for its own rows and heads.
+  """Decayed linear attention (o, S), sharded over batch and heads.
 
   Args:
-    q, k: may have fewer heads than v, each for a group of its heads.
+    q, k: may have fewer heads than v, each shared by a group of value heads.
+    g, h: log decay of keys (per head or per channel) and of values (per channel).
   """
 
   def run(q, k, v, g, h, S0, segment_ids):
@@ -102,13 +113,19 @@ def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
 
 
 class LinearAttentionMixer(MatrixStateMixer):
-  """A mixer on decayed linear attention; the settings have chunk."""
+  """Mixer on (decayed) linear attention, with the setting chunk."""
 
-  engine = "linear_attention"
+  operator = "linear_attention"
   efficient_form = "chunkwise"
   kernels = "Pallas on GPU, TPU"
-  # Whether there is a z_t, the keys decayed and summed, to divide by.
+  # Whether outputs are divided by q_t z_t, where z_t is the decayed sum of keys.
   normalized = False
+
+  def build_qkv(self, cfg, width: int, activation: Activation, *, std: float, rngs):
+    """Set heads, key_size, value_size and qkv, from settings as in `head_sizes` and `conv`."""
+    self.heads, self.key_size, self.value_size = H, dk, dv = head_sizes(cfg, width)
+    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
+    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
 
   def init_state(self, batch, max_length, dtype):
     state = super().init_state(batch, max_length, dtype)
@@ -118,18 +135,18 @@ class LinearAttentionMixer(MatrixStateMixer):
 
   def flops(self, length):
     dk, C = self.key_size, min(self.cfg.chunk, length)
-    # z is one more column of values and of S.
+    # z is one more column of the values and of S.
     return super().flops(length) + self.normalized * 2 * self.heads * (C + 2 * dk)
 
   def run(self, q, k, v, g, segment_ids, state, *, h=None, scale=None):
-    """(o, S) from "S" of the state or from nothing; the scale is dk^-1/2 if None."""
+    """Return (o, S), starting from state["S"] or from zero; the default scale is dk^-1/2."""
     S0 = None if state is None else state["S"]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return attend(q, k, v, S0, segment_ids, g=g, h=h, scale=scale, chunk=self.cfg.chunk)
 
   def run_normalized(self, q, k, v, g, segment_ids, state, *, scale=None):
-    """(scale q_t S_t, scale q_t z_t, state): in it S and z, or None without one."""
-    # z is the column of S that a value of 1 fills: one pass for both.
+    """Return (scale q_t S_t, scale q_t z_t, new state with S and z, or None)."""
+    # A value of 1 makes z one more column of S: one pass computes both.
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
     if state is not None:
       state = dict(S=jnp.concatenate([state["S"], state["z"][..., None]], axis=-1))
@@ -139,18 +156,19 @@ class LinearAttentionMixer(MatrixStateMixer):
 
 
 class DPLRMixer(MatrixStateMixer):
-  """A mixer whose transition is diagonal plus low rank; the settings have chunk, implementation."""
+  """Mixer with diagonal-plus-low-rank transitions, with settings chunk and implementation."""
 
-  engine = "dplr"
+  operator = "dplr"
   efficient_form = "chunkwise, UT"
 
-  def erasing_flops(self, C):
-    # Three more scores, the inverse, X times rows and values, A K^T V, B^T R, W S and B's output.
+  def correction_flops(self, C):
+    # Three more score matrices, the inverse, X times rows and values, A K^T V, B^T R, W S, and B's
+    # part of the output.
     dk, dv = self.key_size, self.value_size
     return 4 * C * dk + 3 * C * dv + 2 * dk * dv + C * C / 3
 
   def run(self, q, k, v, a, b, g, segment_ids, state, *, scale):
-    """(o, S) from "S" of the state or from nothing; g is per key channel."""
+    """Return (o, S), starting from state["S"] or from zero; g is a per-channel log decay."""
 
     def rule(q, k, v, a, b, g, S0, segment_ids):
       form = "recurrent" if q.shape[1] == 1 else self.cfg.implementation

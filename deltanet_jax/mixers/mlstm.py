@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk
-from deltanet_jax.mixers.layers import QKV, Linear, param, split_heads
-from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.norms import HeadLayerNorm
+from deltanet_jax.mixers.layers import QKV, HeadLayerNorm, Linear, param, split_heads
+from deltanet_jax.mixers.matrix_state import LinearAttentionMixer, head_sizes
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.segments import segment_starts
 
@@ -44,9 +43,7 @@ class MLSTM(LinearAttentionMixer):
 
   def __init__(self, cfg: MLSTMConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg
-    self.heads = H = cfg.heads
-    self.key_size = dk = int(width * cfg.expand_k) // H
-    self.value_size = dv = int(width * cfg.expand_v) // H
+    self.heads, self.key_size, self.value_size = H, dk, dv = head_sizes(cfg, width)
     self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
     # Gates begin as their biases: much is kept, little written.
     make = lambda size, axis: Linear((width, size), ("embed", axis), std=0.0, rngs=rngs)

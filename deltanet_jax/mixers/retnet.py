@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from deltanet_jax.config import MixerConfig, check_positive, settings
-from deltanet_jax.mixers.base import check_chunk, check_conv
-from deltanet_jax.mixers.layers import QKV, HeadOutput, rope, split_heads
+from deltanet_jax.mixers.base import check_conv
+from deltanet_jax.mixers.layers import HeadOutput, rope, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.epilogue import Epilogue
 from deltanet_jax.ops.segments import segment_positions
 
 
@@ -40,13 +40,8 @@ class RetNet(LinearAttentionMixer):
 
   def __init__(self, cfg: RetNetConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg
-    self.heads = H = cfg.heads
-    self.key_size = dk = int(width * cfg.expand_k) // H
-    self.value_size = dv = int(width * cfg.expand_v) // H
-    activation = "silu" if cfg.conv else "identity"
-    epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
-    self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
-    self.output = HeadOutput(width, H, dv, True, eps=eps, std=std, rngs=rngs)
+    self.build_qkv(cfg, width, "silu" if cfg.conv else "identity", std=std, rngs=rngs)
+    self.output = HeadOutput(width, self.heads, self.value_size, True, eps=eps, std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
     position = jnp.zeros((batch,), jnp.int32)

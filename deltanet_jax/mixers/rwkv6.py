@@ -1,17 +1,26 @@
-"""RWKV-6 (Finch): a decay per key channel, a bonus for the current token, shifts by the data."""
+"""RWKV-6 (Finch): per-channel decay, a bonus for the current token, data-dependent token shift."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
-from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer, count_heads
 from deltanet_jax.mixers.layers import Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
-from deltanet_jax.mixers.norms import HeadLayerNorm
-from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread, zigzag
+from deltanet_jax.mixers.rwkv import (
+  RWKVMixer,
+  lerp,
+  power_ramp,
+  ratio_0_to_1,
+  ratio_1_to_almost0,
+  small_std,
+  time_mix,
+  zigzag,
+)
 from deltanet_jax.ops import token_shift
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 
 
@@ -20,7 +29,7 @@ class RWKV6Config(MixerConfig):
   kind: ClassVar[str] = "rwkv6"
 
   head_size: int = 64
-  shift_rank: int = 32  # of what the data add to each share of the token before
+  shift_rank: int = 32  # of the data-dependent part of each token-shift weight
   decay_rank: int = 64
   chunk: int = 64
 
@@ -29,17 +38,16 @@ class RWKV6Config(MixerConfig):
     check_chunk(self.chunk)
 
 
-class RWKV6(LinearAttentionMixer):
+class RWKV6(RWKVMixer, LinearAttentionMixer):
   """S_t = Diag(e^{w_t}) S_{t-1} + k_t^T v_t, o_t = r_t (S_{t-1} + (u * k_t)^T v_t).
 
-  The bonus u is on the keys, as in RWKV-6 itself; the paper's table has it (d) on the values.
+  The bonus u multiplies the keys, as in RWKV-6; the paper's table has it (d) on the values.
   """
 
   Config = RWKV6Config
   recurrence = "S_t = S_{t-1} Diag(α_t) + v_t k_tᵀ"
   readout = "o_t = (S_{t-1} + v_t (d ⊙ k_t)ᵀ) q_t"
   efficient_form = "chunkwise, two levels"
-  by_layer = True
 
   def __init__(
     self,
@@ -51,20 +59,17 @@ class RWKV6(LinearAttentionMixer):
     std: float = 0.02,
     rngs,
   ):
-    del eps  # the norm inside has its own
-    check(
-      width % cfg.head_size == 0,
-      f"head_size is {cfg.head_size}, expected a divisor of the width {width}.",
-    )
+    del eps  # the output norm has its own
     self.cfg = cfg
-    self.heads = width // cfg.head_size
+    self.heads = count_heads(width, head_size=cfg.head_size)
     self.key_size = self.value_size = cfg.head_size
-    rise, fall = rising(layer), falling(layer)
-    early, late = share_before(width, fall), share_before(width, 0.5 * fall)
-    # Of w, k, v, r and g in this order, and of what their own shares are made from.
-    shares = [early, early, share_before(width, fall, 0.3 * rise), late, late]
+    rising, falling = ratio_0_to_1(layer), ratio_1_to_almost0(layer)
+    full, half = time_mix(width, falling), time_mix(width, 0.5 * falling)
+    # Token-shift weights of w, k, v, r, g (RWKV's time_maa), and of the input of their low-rank
+    # part (time_maa_x).
+    shares = [full, full, time_mix(width, falling, 0.3 * rising), half, half]
     self.shares = param(jnp.stack(shares), None, "embed", decays=False)
-    self.share = param(early, "embed")
+    self.share = param(full, "embed")
     uniform = lambda shape: 0.01 * jax.random.uniform(rngs.params(), shape, minval=-1.0)
     low_rank = lambda value, *axes: param(value, *axes, decays=False)
     r = cfg.shift_rank
@@ -72,33 +77,25 @@ class RWKV6(LinearAttentionMixer):
     self.shift_up = low_rank(uniform((5, r, width)), None, None, "embed")
     self.decay_down = low_rank(jnp.zeros((width, cfg.decay_rank)), "embed", None)
     self.decay_up = low_rank(uniform((cfg.decay_rank, width)), None, "heads")
-    power = 0.7 + 1.3 * rise
-    self.decay = param(spread(width, -6.0, -1.0, power), "heads")
-    self.bonus = param(rise * (1 - spread(width, 0.0, 1.0, 1)) + 0.1 * zigzag(width), "heads")
+    self.decay = param(power_ramp(width, -6.0, -1.0, 0.7 + 1.3 * rising), "heads")
+    bonus = rising * (1 - power_ramp(width, 0.0, 1.0, 1)) + 0.1 * zigzag(width)
+    self.bonus = param(bonus, "heads")
     make = lambda std: Linear((width, width), ("embed", "heads"), std=std, rngs=rngs)
-    # As large as an orthogonal matrix times 0.1.
-    small = 0.1 * width**-0.5
+    small = small_std(width)
     self.r, self.k, self.v, self.g = make(std), make(small), make(std), make(small)
-    scale = ((1 + jnp.asarray(layer.index, jnp.float32)) / layer.depth) ** 0.7
-    self.norm = HeadLayerNorm(self.heads, cfg.head_size, eps=64e-5, bias=True, scale=scale)
+    self.norm = self.make_norm(layer, eps=64e-5)
     self.out = Linear((width, width), ("heads", "embed"), std=0.0, rngs=rngs)
 
-  def init_state(self, batch, max_length, dtype):
-    H, d = self.heads, self.key_size
-    shift = jnp.zeros((batch, H * d), dtype)
-    return dict(S=jnp.zeros((batch, H, d, d), accum_dtype(dtype)), shift=shift)
-
   def mix(self, x, segment_ids, state):
-    before = None if state is None else state["shift"]
-    before, last = token_shift(x, state=before, segment_ids=segment_ids)
-    x_w, x_k, x_v, x_r, x_g = self.shifted(x, before)
+    previous = None if state is None else state["shift"]
+    previous, last = token_shift(x, state=previous, segment_ids=segment_ids)
+    x_w, x_k, x_v, x_r, x_g = self.shifted(x, previous)
     r, k, v = (split_heads(y, self.heads) for y in (self.r(x_r), self.k(x_k), self.v(x_v)))
     w = split_heads(self.log_decay(x_w), self.heads)
-    # A token reads what is there before it writes: the operator, which writes first, is given
-    # keys, values and decays of the token before.
-    earlier = (token_shift(merge_heads(y), segment_ids=segment_ids)[0] for y in (k, v, w))
-    earlier = (split_heads(y, self.heads) for y in earlier)
-    o, S = self.run(r, *earlier, segment_ids, state, scale=1.0)
+    # RWKV-6 reads S_{t-1}, but the operator reads S_t: shift keys, values and decays by one token.
+    shifted = (token_shift(merge_heads(y), segment_ids=segment_ids)[0] for y in (k, v, w))
+    shifted = (split_heads(y, self.heads) for y in shifted)
+    o, S = self.run(r, *shifted, segment_ids, state, scale=1.0)
     u = split_heads(self.bonus[...].astype(w.dtype)[None, None], self.heads)
     own = (r.astype(w.dtype) * u * k.astype(w.dtype)).sum(axis=-1, keepdims=True)
     o = o + own.astype(x.dtype) * v
@@ -109,20 +106,20 @@ class RWKV6(LinearAttentionMixer):
     S = jnp.exp(w_t)[..., None] * S + k_t[..., None] * v_t[..., None, :]
     return y, dict(S=S, shift=last)
 
-  def shifted(self, x, before):
-    """x mixed with the token before, once for each use, by shares that depend on both."""
-    mixed = jnp.tanh(lerp(x, before, self.share) @ self.shift_down[...].astype(x.dtype))
+  def shifted(self, x, previous):
+    """Yield x interpolated with the previous token for w, k, v, r and g, by learned weights."""
+    mixed = jnp.tanh(lerp(x, previous, self.share) @ self.shift_down[...].astype(x.dtype))
     for share, part, up in zip(
       self.shares[...].astype(x.dtype),
       jnp.split(mixed, 5, axis=-1),
       self.shift_up[...].astype(x.dtype),
     ):
-      yield lerp(x, before, share[None, None] + part @ up)
+      yield lerp(x, previous, share[None, None] + part @ up)
 
   def log_decay(self, x):
-    """-exp of a bias per channel and what the data add to it."""
-    wide = accum_dtype(x.dtype)
+    """-exp(bias + tanh(x A) B) per channel."""
+    accum = accum_dtype(x.dtype)
     down, up = (weight[...].astype(x.dtype) for weight in (self.decay_down, self.decay_up))
-    log = (jnp.tanh(x @ down) @ up).astype(wide) + self.decay[...].astype(wide)[None, None]
-    # From e^-22026, which is 0, to less there is no way, and e^log would overflow.
+    log = (jnp.tanh(x @ down) @ up).astype(accum) + self.decay[...].astype(accum)[None, None]
+    # Clipped against overflow: e^{-e^10} is already 0.
     return -jnp.exp(jnp.minimum(log, 10.0))

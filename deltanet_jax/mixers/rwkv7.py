@@ -1,4 +1,4 @@
-"""RWKV-7 (Goose): a generalised delta rule, with a decay and a rate of erasing per key channel."""
+"""RWKV-7 (Goose): generalized delta rule, with per-channel decay and in-context learning rate."""
 
 import math
 from typing import ClassVar
@@ -6,14 +6,22 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
-from deltanet_jax.mixers.base import ONLY_LAYER, Layer, check_chunk
+from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.mixers.base import ONLY_LAYER, Layer, count_heads
 from deltanet_jax.mixers.layers import Linear, LowRank, merge_heads, param, per_head, split_heads
 from deltanet_jax.mixers.matrix_state import DPLRMixer
-from deltanet_jax.mixers.norms import HeadLayerNorm
-from deltanet_jax.mixers.rwkv import falling, lerp, rising, share_before, spread
+from deltanet_jax.mixers.rwkv import (
+  RWKVMixer,
+  lerp,
+  power_ramp,
+  ratio_0_to_1,
+  ratio_1_to_almost0,
+  small_std,
+  time_mix,
+)
 from deltanet_jax.ops import l2_norm, token_shift
-from deltanet_jax.ops.dplr.api import Implementation
+from deltanet_jax.ops.checks import check_chunk
+from deltanet_jax.ops.dplr import DPLR
 from deltanet_jax.ops.dtypes import accum_dtype
 
 
@@ -22,31 +30,29 @@ class RWKV7Config(MixerConfig):
   kind: ClassVar[str] = "rwkv7"
 
   head_size: int = 64
-  # Ranks grow with the root of the width if None: 2.5, 2.5 and 5 times it, in steps of 32.
+  # None: 2.5, 2.5 and 5 times the square root of the width, rounded to multiples of 32.
   decay_rank: int | None = None
-  rate_rank: int | None = None
+  rate_rank: int | None = None  # of the in-context learning rate eta
   gate_rank: int | None = None
   chunk: int = 32
-  implementation: Implementation | None = None  # None: "chunkwise"
+  implementation: str | None = None  # None: "chunkwise"
 
   def validate(self):
     check_positive(self, "head_size", "decay_rank", "rate_rank", "gate_rank")
     check_chunk(self.chunk)
-    if self.implementation is not None:
-      check_one_of("implementation", self.implementation, Implementation)
+    DPLR.check_name(self.implementation)
 
 
-class RWKV7(DPLRMixer):
+class RWKV7(RWKVMixer, DPLRMixer):
   """S_t = Diag(e^{w_t}) S_{t-1} - (eta_t * kappa_t)^T kappa_t S_{t-1} + k_t^T v_t, o_t = r_t S_t.
 
-  kappa_t has norm 1. After the norm, a bonus r_t (rho * k_t)^T v_t is added. RWKV-7's mixing of a
-  layer's values with those of the first layer is not here: a mixer sees its own layer alone.
+  kappa_t has norm 1. The bonus r_t (rho * k_t)^T v_t is added after the norm. RWKV-7's value
+  residual from the first layer is not implemented: a mixer sees only its own layer.
   """
 
   Config = RWKV7Config
   recurrence = "S_t = S_{t-1} (Diag(α_t) - κ_t (η_t ⊙ κ_t)ᵀ) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
-  by_layer = True
 
   def __init__(
     self,
@@ -58,20 +64,15 @@ class RWKV7(DPLRMixer):
     std: float = 0.02,
     rngs,
   ):
-    del eps  # the norm inside has its own
-    check(
-      width % cfg.head_size == 0,
-      f"head_size is {cfg.head_size}, expected a divisor of the width {width}.",
-    )
+    del eps  # the output norm has its own
     self.cfg = cfg
-    self.heads = width // cfg.head_size
+    self.heads = count_heads(width, head_size=cfg.head_size)
     self.key_size = self.value_size = cfg.head_size
-    rise, fall = rising(layer), falling(layer)
-    # Of r, w, k, v, the rate and the gate.
-    shares = [share_before(width, power * fall) for power in (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)]
+    rising, falling = ratio_0_to_1(layer), ratio_1_to_almost0(layer)
+    # Token-shift weights of r, w, k, v, eta and the gate (RWKV's x_r .. x_g).
+    shares = [time_mix(width, power * falling) for power in (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)]
     self.shares = param(jnp.stack(shares), None, "embed", decays=False)
-    # As large as an orthogonal matrix times 0.1.
-    small = 0.1 * width**-0.5
+    small = small_std(width)
     make = lambda std: Linear((width, width), ("embed", "heads"), std=std, rngs=rngs)
     self.r, self.k, self.v = make(std), make(small), make(std)
 
@@ -82,48 +83,42 @@ class RWKV7(DPLRMixer):
     self.decay = low_rank(cfg.decay_rank, 2.5, jnp.tanh)
     self.rate = low_rank(cfg.rate_rank, 2.5)
     self.gate = low_rank(cfg.gate_rank, 5.0, jax.nn.sigmoid)
-    even, bent = spread(width, -0.5, 0.5, 1), _bent(width, cfg.head_size)
-    decay = spread(width, -6.0, 0.0, 1 + rise**0.3) + 0.5 + 2.5 * bent
+    linear, zigzag = power_ramp(width, -0.5, 0.5, 1), _head_zigzag(width, cfg.head_size)
+    decay = power_ramp(width, -6.0, 0.0, 1 + rising**0.3) + 0.5 + 2.5 * zigzag
+    # RWKV's names: w0, a0, k_k (key of the correction), k_a (key that is written) and r_k.
     self.decay_bias = param(decay, "heads")
-    self.rate_bias = param(-0.19 + 0.3 * bent + 0.4 * even, "heads")
-    self.erased = param(0.71 - 0.1 * even, "heads")
+    self.rate_bias = param(-0.19 + 0.3 * zigzag + 0.4 * linear, "heads")
+    self.erased = param(0.71 - 0.1 * linear, "heads")
     self.written = param(jnp.full(width, 1.02), "heads")
     self.bonus = param(jnp.full(width, -0.04), "heads")
-    scale = ((1 + jnp.asarray(layer.index, jnp.float32)) / layer.depth) ** 0.7
-    eps = 1e-5 * cfg.head_size
-    self.norm = HeadLayerNorm(self.heads, cfg.head_size, eps=eps, bias=True, scale=scale)
+    self.norm = self.make_norm(layer, eps=1e-5 * cfg.head_size)
     self.out = Linear((width, width), ("heads", "embed"), std=0.0, rngs=rngs)
 
-  def init_state(self, batch, max_length, dtype):
-    H, d = self.heads, self.key_size
-    shift = jnp.zeros((batch, H * d), dtype)
-    return dict(S=jnp.zeros((batch, H, d, d), accum_dtype(dtype)), shift=shift)
-
   def mix(self, x, segment_ids, state):
-    wide = accum_dtype(x.dtype)
-    before = None if state is None else state["shift"]
-    before, last = token_shift(x, state=before, segment_ids=segment_ids)
-    x_r, x_w, x_k, x_v, x_a, x_g = (lerp(x, before, share) for share in self.shares[...])
+    accum = accum_dtype(x.dtype)
+    previous = None if state is None else state["shift"]
+    previous, last = token_shift(x, state=previous, segment_ids=segment_ids)
+    x_r, x_w, x_k, x_v, x_a, x_g = (lerp(x, previous, share) for share in self.shares[...])
     channels = lambda w, dtype: w[...].astype(dtype)[None, None]
-    gate_activation = lambda y, bias: jax.nn.sigmoid(y.astype(wide) + channels(bias, wide))
+    gate_activation = lambda y, bias: jax.nn.sigmoid(y.astype(accum) + channels(bias, accum))
     r, k, v = self.r(x_r), self.k(x_k), self.v(x_v)
     w = -math.exp(-0.5) * gate_activation(self.decay(x_w), self.decay_bias)
     eta = gate_activation(self.rate(x_a), self.rate_bias)
     norm = lambda y: l2_norm(y, self.key_size)
     kappa = per_head(norm, k * channels(self.erased, x.dtype), self.key_size)
-    # What is erased fast is written in full.
-    k = k * (1 + (eta - 1) * channels(self.written, wide)).astype(x.dtype)
+    # A channel with eta = 1 (full correction) writes its full key.
+    k = k * (1 + (eta - 1) * channels(self.written, accum)).astype(x.dtype)
     split = lambda y: split_heads(y, self.heads)
-    rows = (split(y) for y in (r, k, v, kappa, (kappa * eta.astype(x.dtype)), w))
-    o, S = self.run(*rows, segment_ids, state, scale=1.0)
-    own = split((r * k * channels(self.bonus, x.dtype)).astype(wide)).sum(axis=-1, keepdims=True)
+    inputs = (split(y) for y in (r, k, v, kappa, (kappa * eta.astype(x.dtype)), w))
+    o, S = self.run(*inputs, segment_ids, state, scale=1.0)
+    own = split((r * k * channels(self.bonus, x.dtype)).astype(accum)).sum(axis=-1, keepdims=True)
     o = self.norm(o) + merge_heads(own.astype(x.dtype) * split(v))
     y = self.out(o * self.gate(x_g))
     return y, None if state is None else dict(S=S, shift=last)
 
 
-def _bent(width, head_size):
-  """From -1 in the first channel of a head to 1 in its last, flat in the middle."""
-  at = jnp.arange(width, dtype=jnp.float32) % head_size
-  at = 2 * at / max(head_size - 1, 1) - 1
-  return at * jnp.abs(at)
+def _head_zigzag(width, head_size):
+  """z |z| with z from -1 in the first channel of each head to 1 in its last."""
+  z = jnp.arange(width, dtype=jnp.float32) % head_size
+  z = 2 * z / max(head_size - 1, 1) - 1
+  return z * jnp.abs(z)

@@ -12,7 +12,7 @@ from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.ops import state_space
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.ops.long_conv.halves import conv_flops
+from deltanet_jax.ops.long_conv.fft import conv_flops
 from deltanet_jax.sharding import locally
 
 
@@ -33,7 +33,7 @@ class S4D(Mixer):
   Config = S4DConfig
   recurrence = "S_t = S_{t-1} ⊙ exp(-(α 1ᵀ) ⊙ exp(A)) + B ⊙ (v_t 1ᵀ)"
   readout = "o_t = (S_t ⊙ C) 1 + d ⊙ v_t"
-  engine = "state_space"
+  operator = "state_space"
   efficient_form = "long convolution by FFT"
 
   def __init__(self, cfg: S4DConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):

@@ -8,8 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.mixers import Layer, build_mixer
-from deltanet_jax.mixers.layers import GeluMLP, RMSNorm, ShortConv, SwiGLU
-from deltanet_jax.mixers.norms import LayerNorm
+from deltanet_jax.mixers.layers import GeluMLP, LayerNorm, RMSNorm, ShortConv, SwiGLU
 from deltanet_jax.models.channel_mix import ChannelMix
 
 

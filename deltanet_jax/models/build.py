@@ -35,7 +35,7 @@ class Summary:
   state: int  # numbers kept while decoding, all layers, convolutions included
   state_expansion: float | None  # the paper's column; None where a state grows with the sequence
   flops: float  # forward, per token
-  engine_flops: dict[str, float]  # of these the mixers' beyond their weights, by operator
+  operator_flops: dict[str, float]  # of these the mixers' beyond their weights, by operator
 
 
 def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
@@ -52,13 +52,13 @@ def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
   layers = cfg.depth if cfg.has_mlp else cfg.depth / 2
   parameters = sum(x.size for x in jax.tree.leaves(model))
   products = parameters - (0 if cfg.tied else math.prod(model.embedding.shape))
-  engine_flops = collections.Counter()
+  operator_flops = collections.Counter()
   for mixer in mixers:
-    engine_flops[mixer.engine] += float(mixer.flops(length))
+    operator_flops[mixer.operator] += float(mixer.flops(length))
   return Summary(
     parameters=parameters,
     state=sum(x.size for x in states if jnp.issubdtype(x.dtype, jnp.floating)),
     state_expansion=None if None in recurrent else sum(recurrent) / (layers * cfg.width),
-    flops=2.0 * products + sum(engine_flops.values()),
-    engine_flops=dict(engine_flops),
+    flops=2.0 * products + sum(operator_flops.values()),
+    operator_flops=dict(operator_flops),
   )

@@ -7,7 +7,7 @@ from flax import nnx
 from deltanet_jax.config import Mlp
 from deltanet_jax.mixers.base import Layer
 from deltanet_jax.mixers.layers import Linear, param
-from deltanet_jax.mixers.rwkv import falling, lerp, share_before
+from deltanet_jax.mixers.rwkv import lerp, ratio_1_to_almost0, time_mix
 from deltanet_jax.ops import token_shift
 
 # How fast, by layer, the token before loses its share at the beginning of training.
@@ -18,7 +18,7 @@ class ChannelMix(nnx.Module):
   """sigmoid(x_r W_r) * (relu(x_k W_k)^2 W_v), x_k and x_r mixed with the token before."""
 
   def __init__(self, width: int, inner: int, version: Mlp, layer: Layer, *, std, rngs):
-    share = share_before(width, falling(layer) ** _POWERS[version])
+    share = time_mix(width, ratio_1_to_almost0(layer) ** _POWERS[version])
     self.k_share, self.r_share = param(share, "embed"), param(share, "embed")
     self.k = Linear((width, inner), ("embed", "mlp"), std=std, rngs=rngs)
     # Zeros, so that a layer begins as the identity.

@@ -1,4 +1,4 @@
-"""Differentiable operators on plain arrays; no Flax, no configuration."""
+"""Differentiable operators on plain arrays, without Flax and configuration objects."""
 
 from deltanet_jax.ops.attention import cached_attention, causal_attention, init_cache
 from deltanet_jax.ops.delta_rule import (
@@ -8,7 +8,7 @@ from deltanet_jax.ops.delta_rule import (
   ut_transform,
   wy_representation,
 )
-from deltanet_jax.ops.dispatch import compiling_for
+from deltanet_jax.ops.dispatch import compiling_for, target_platform
 from deltanet_jax.ops.dplr import dplr, dplr_step
 from deltanet_jax.ops.head_norm import head_norm
 from deltanet_jax.ops.linear_attention import linear_attention, linear_attention_step
@@ -50,6 +50,7 @@ __all__ = [
   "short_conv",
   "short_convs",
   "state_space",
+  "target_platform",
   "token_shift",
   "unit_lower_inverse",
   "ut_transform",

@@ -1,10 +1,10 @@
-"""Checks of the arguments that recurrent operators share; each error says what to do."""
+"""Checks of arguments that recurrent operators share."""
 
 import jax.numpy as jnp
 
 
 def check_inputs(q, k, v, *, beta=None, g=None, S0=None, segment_ids=None):
-  """Shapes and dtypes of a recurrence over q, k `[B L H dk]` and v `[B L Hv dv]`."""
+  """Check shapes and dtypes of a recurrence over q, k `[B L H dk]` and v `[B L Hv dv]`."""
   check_qk(q, k)
   B, L, H, dk = q.shape
   if v.ndim != 4 or v.shape[:2] != (B, L) or v.shape[2] % H or 0 in v.shape:
@@ -23,7 +23,7 @@ def check_inputs(q, k, v, *, beta=None, g=None, S0=None, segment_ids=None):
 
 
 def check_token(q_t, k_t, v_t):
-  """Shapes of one decoding token, q_t, k_t `[B H dk]` and v_t `[B Hv dv]`."""
+  """Check the shapes of one decoding token: q_t, k_t `[B H dk]`, v_t `[B Hv dv]`."""
   if q_t.ndim != 3 or 0 in q_t.shape:
     raise ValueError(f"q_t has shape {q_t.shape}, expected non-empty [B, H, dk].")
   check_shape("k_t", k_t, q_t.shape, "q_t's [B, H, dk]")
@@ -70,11 +70,7 @@ def check_segment_ids(segment_ids, shape):
     )
 
 
-def check_chunk(chunk):
+def check_chunk(chunk: int | None):
+  """Raise ValueError unless a chunk size is a power of two or None."""
   if chunk is not None and (not isinstance(chunk, int) or chunk < 1 or chunk & (chunk - 1)):
     raise ValueError(f"chunk is {chunk!r}, expected a power of two, for instance 64.")
-
-
-def check_implementation(implementation, known):
-  if implementation not in known:
-    raise ValueError(f"implementation is {implementation!r}, expected one of {list(known)}.")

@@ -36,12 +36,12 @@ class Decay(NamedTuple):
   same: jax.Array | None  # [C C]: 1 where rows i and j are of one segment
 
 
-def chunk_decay(g, segments, carried_document, dtype) -> Decay | None:
+def chunk_decay(g, segments, carried_segment, dtype) -> Decay | None:
   """Decay factors of one chunk from its log decays and segment numbers.
 
   Args:
     g: `[C]` per head, `[C dk]` per key channel, or None.
-    segments: `[C]` number of each row's segment, or None; `carried_document` is that of the
+    segments: `[C]` number of each row's segment, or None; `carried_segment` is that of the
       carried state.
   """
   if g is None and segments is None:
@@ -55,9 +55,9 @@ def chunk_decay(g, segments, carried_document, dtype) -> Decay | None:
     whole = into[-1][:, None]
   if segments is not None:
     same = (segments[:, None] == segments[None, :]).astype(dtype)
-    into = into * (segments == carried_document).astype(dtype)[:, None]
+    into = into * (segments == carried_segment).astype(dtype)[:, None]
     out = out * same[-1][:, None]
-    whole = whole * (segments[-1] == carried_document).astype(dtype)
+    whole = whole * (segments[-1] == carried_segment).astype(dtype)
   return Decay(into, out, whole, hi, lo, same)
 
 

@@ -1,4 +1,4 @@
-"""`jax.vmap` that folds its members into the rows, for functions that work through rows in turn."""
+"""`jax.vmap` folded into the batch dimension, for functions that process a batch sequentially."""
 
 import functools
 
@@ -7,15 +7,19 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pallas_kernels.common.autodiff import reverse_only
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
 
 
-def vmap_as_batch(f):
-  """f, of arrays whose first axis counts rows or groups of rows, or of a flag for all of them.
+def vmap_as_batch(f, no_forward_mode: str):
+  """Wrap f so that `jax.vmap` adds to its batch dimension instead of adding an axis.
 
-  Under `jax.vmap` it is called once with the rows of all members, and a flag is that of any member;
-  a `lax.cond` on the flag then still runs one branch, and what f works on together stays small.
-  Reverse mode is that of f itself; forward mode is refused.
+  Under `jax.vmap` f is called once, with the vmapped axis folded into the batch. A boolean flag is
+  reduced with `any`; a `lax.cond` on it then still runs one branch, and what f processes at a time
+  stays as small as without vmap.
+
+  Args:
+    f: Function of pytrees of arrays whose first axis is the batch (or groups of it), or of scalar
+      flags that hold for the full batch. Reverse mode is that of f itself.
+    no_forward_mode: Message of the TypeError that forward-mode autodiff raises.
   """
 
   @custom_vmap
@@ -24,7 +28,7 @@ def vmap_as_batch(f):
 
   @batched.def_vmap
   def _(size, in_batched, *args):
-    # Every array of the results counts rows, so all of them are batched, whatever the arguments.
+    # Every array of the results has a batch axis, so all are batched, whatever the arguments are.
     spread = lambda x, is_batched: x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
     folded = jax.tree.map(_fold, jax.tree.map(spread, args, tuple(in_batched)))
     results = jax.tree.map(functools.partial(_unfold, size), batched(*folded))
@@ -39,7 +43,7 @@ def vmap_as_batch(f):
     return pull(cotangents)
 
   differentiable.defvjp(lambda *args: (batched(*args), args), backward)
-  return lambda *args: differentiable(*reverse_only(args, NO_FORWARD_MODE))
+  return lambda *args: differentiable(*reverse_only(args, no_forward_mode))
 
 
 def _fold(x):

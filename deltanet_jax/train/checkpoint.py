@@ -8,6 +8,7 @@ from jax.experimental import multihost_utils
 
 from deltanet_jax.config import CheckpointConfig
 from deltanet_jax.train.checkpoint_reader import (
+  DAMAGED,
   FOLDER,
   DamageError,
   check_sum,
@@ -19,8 +20,6 @@ from deltanet_jax.train.checkpoint_reader import (
 )
 from deltanet_jax.train.multihost import raise_together
 from deltanet_jax.train.step import State
-
-DAMAGED = "damaged"
 
 
 def _items(state: State) -> dict:

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 FOLDER = "checkpoints"
+DAMAGED = "damaged"  # folder that damaged checkpoints are moved to
 _READING = threading.Lock()  # what is read quietly is read by one thread at a time
 _META = "meta/metadata"
 _ANSWER = asyncio.BaseEventLoop.call_soon_threadsafe.__code__
@@ -113,7 +114,12 @@ def read_meta(folder: pathlib.Path) -> dict:
 
 
 def read_arrays(folder: pathlib.Path, shapes) -> Any:
-  """The arrays of one item of a checkpoint, where `shapes` wants them; DamageError or OSError."""
+  """Restore the arrays of one item of a checkpoint with the shardings of `shapes`.
+
+  Raises:
+    DamageError: the files are damaged.
+    OSError: the files cannot be read.
+  """
   own = ocp.options.MultiprocessingOptions(
     # Each process reads its part and waits for nobody: another may meet an error.
     primary_host=jax.process_index(),
@@ -147,7 +153,11 @@ def read_weights(
     left = [s for s in (steps if step is None else [step]) if s not in damaged]
     if not left and damaged:
       told = "; ".join(f"{s} is damaged ({damaged[s]})" for s in sorted(damaged))
-      raise ValueError(f"{workdir} has no whole checkpoint to read: {told}.")
+      raise ValueError(f"{workdir} has no intact checkpoint: {told}.")
+    if not left and (moved := workdir / DAMAGED).is_dir() and any(moved.iterdir()):
+      raise ValueError(
+        f"{workdir} has no checkpoint left: all of them were damaged and moved to {moved}."
+      )
     if not left:
       raise ValueError(f"{workdir} has no checkpoint yet.")
     newest = left[-1]

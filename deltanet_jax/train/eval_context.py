@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from deltanet_jax import device_batches
 from deltanet_jax.data import Batch
 from deltanet_jax.models import LM
-from deltanet_jax.train import device_batches
 from deltanet_jax.train.step import Trainer
 
 
@@ -65,7 +65,7 @@ class EvalContext:
     return self.scorer.totals(self.weights, batches)
 
   def predict(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Each batch with the predict tokens `[B L]` at its targets that count.
+    """Each batch with the argmax predictions `[B L]` at its targets that count.
 
     Args:
       batches: of all hosts, `validation(0, 1)`: every process then knows what all have found.

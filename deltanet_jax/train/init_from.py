@@ -8,15 +8,28 @@ import numpy as np
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop import load_fla
+from deltanet_jax.models.abstract import abstract_model, digest, weights_of
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.load import load_trained
 from deltanet_jax.train.multihost import raise_together, same_everywhere
-from deltanet_jax.train.weights import abstract_model, digest, weights_of
 
-# What a mixer computes does not depend on these.
-_HOW = ("chunk", "implementation")
-# None stands for what follows from other sizes: the shapes tell whether two are the same.
-_SIZES = ("heads", "kv_heads", "dt_rank")
+# Mixer settings that do not change what the weights compute.
+_MIXER_IGNORED = ("chunk", "implementation")
+# None means "derived from other sizes": the shapes of the weights decide whether two are the same.
+_MIXER_SIZES = ("heads", "kv_heads", "dt_rank")
+# Model settings that do not change what the weights compute: initialization, precision, memory,
+# and dropout, which is off in evaluation.
+_MODEL_IGNORED = (
+  "init_std",
+  "output_init",
+  "conv_std",
+  "dtype",
+  "remat",
+  "scan",
+  "embedding_dropout",
+)
+# Compared in another way: the mixer of each layer, and the MLP by its inner width.
+_MODEL_DERIVED = ("mixers", "pattern", "mlp_ratio", "mlp_multiple", "mlp_inner")
 
 
 class InitFrom:
@@ -85,9 +98,12 @@ class InitFrom:
 
 
 def _difference(theirs: ModelConfig, ours: ModelConfig) -> tuple | None:
-  """Name and both values of the first field by which two models compute something else."""
+  """Return name and values of the first field by which two models compute something else."""
   same = lambda get: get(theirs) == get(ours)
-  for name in ("vocab", "width", "depth", "tied", "norm_eps"):
+  for field in dataclasses.fields(ModelConfig):
+    name = field.name
+    if name in _MODEL_IGNORED or name in _MODEL_DERIVED:
+      continue
     if not same(lambda cfg: getattr(cfg, name)):
       return f"model.{name}", getattr(theirs, name), getattr(ours, name)
   if not same(lambda cfg: cfg.mlp_width):
@@ -99,8 +115,8 @@ def _difference(theirs: ModelConfig, ours: ModelConfig) -> tuple | None:
     a, b = theirs.mixers[their_name], ours.mixers[our_name]
     for field in dataclasses.fields(a):
       pair = getattr(a, field.name), getattr(b, field.name)
-      told_by_shapes = None in pair and field.name in _SIZES
-      if pair[0] != pair[1] and field.name not in _HOW and not told_by_shapes:
+      by_shapes = None in pair and field.name in _MIXER_SIZES
+      if pair[0] != pair[1] and field.name not in _MIXER_IGNORED and not by_shapes:
         return f"model.mixers.{our_name}.{field.name}", *pair
   shapes = [
     {name: (x.shape, x.dtype.name) for name, x in abstract_model(cfg).shapes.items()}

@@ -10,6 +10,7 @@ from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import keep_tokenizer, load_tokenizer
 from deltanet_jax.files import new_folder, write_json
 from deltanet_jax.models import LM
+from deltanet_jax.models.abstract import abstract_model, weights_of
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint_reader import (
   DamageError,
@@ -20,7 +21,6 @@ from deltanet_jax.train.checkpoint_reader import (
   read_arrays,
   read_weights,
 )
-from deltanet_jax.train.weights import abstract_model, weights_of
 
 _WEIGHTS = "weights"
 

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from deltanet_jax import device_batches
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
 from deltanet_jax.files import locked, writing
-from deltanet_jax.train import device_batches
+from deltanet_jax.models.abstract import put_on_mesh
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
@@ -23,7 +24,6 @@ from deltanet_jax.train.metrics import Log, Meter, set_aside
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.step import State, make_trainer
-from deltanet_jax.train.weights import put_on_mesh
 
 # Updates of a trace: after the first ones, which are slower.
 _TRACED = range(3, 8)
@@ -119,7 +119,7 @@ def _begin(
     if not from_scratch:
       raise ValueError(
         f"every checkpoint in {workdir} was damaged and moved to {DAMAGED}/: put a repaired one"
-        " back into checkpoints/, name another workdir, or start again at 0 (from_scratch)."
+        " back into checkpoints/, name another workdir, or restart with --from_scratch."
       )
     if jax.process_index() == 0:
       set_aside(workdir)
@@ -130,7 +130,7 @@ def _begin(
   if initial is None:
     raise ValueError(
       f"{workdir} has no checkpoint yet, and begins with the weights of {begun['path']}: name them"
-      " again (init_from)."
+      " again with --init_from."
     )
   if initial.origin()["sha256"] != begun["sha256"]:
     raise ValueError(
@@ -239,6 +239,12 @@ def _is_enough(cfg, results) -> bool:
   return results[cfg.stop_metric] > cfg.stop_above
 
 
+def _last_checkpoint(workdir) -> str:
+  if steps := saved_steps(workdir):
+    return f"the last checkpoint, of step {steps[-1]}, is in {workdir}"
+  return "no checkpoint was saved yet"
+
+
 def _read(pending, log, bar, meter, cfg, workdir):
   """Waits for the numbers of an update that was dispatched before; writes and judges them."""
   if pending is None:
@@ -248,9 +254,9 @@ def _read(pending, log, bar, meter, cfg, workdir):
   bar.update(1)
   if metrics["bad"] >= cfg.max_bad_updates:
     raise DivergenceError(
-      f"the gradients of {metrics['bad']} updates in a row were not finite, the last at step {step}"
-      f" (batch {step - 1} of seed {cfg.seed}): weights are as before them, the last checkpoint is"
-      f" in {workdir}; lower optimizer.learning_rate, or look at this batch."
+      f"{metrics['bad']} consecutive updates had non-finite gradients, the last at step {step}"
+      f" (batch {step - 1} of seed {cfg.seed}): {_last_checkpoint(workdir)}; lower"
+      " optimizer.learning_rate, or look at this batch."
     )
   if step % cfg.log_every == 0 or step == cfg.steps:
     log.write(step, metrics | meter.rates(step))

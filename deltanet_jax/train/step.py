@@ -13,11 +13,10 @@ from jaxtyping import Array, Float
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
+from deltanet_jax.models.abstract import AbstractModel, abstract_model, init_weights
+from deltanet_jax.models.chunked_logits import batch_totals, predictions
 from deltanet_jax.ops.dtypes import accum_dtype
-from deltanet_jax.train.loss import batch_totals
 from deltanet_jax.train.optim import make_optimizer
-from deltanet_jax.train.predict import predict
-from deltanet_jax.train.weights import AbstractModel, abstract_model, init_weights
 
 # As `deltanet_jax.data.Batch`, of all hosts together.
 Batch = dict[str, Any]
@@ -108,7 +107,7 @@ class Trainer:
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
   def score(self, weights, batch: Batch) -> dict[str, Array]:
-    """Sums over the batch: loss, how many targets were the predict token, targets."""
+    """Sums over the batch: loss, how many targets were predicted (argmax), targets."""
     return self._totals(self.abstract_model.model(weights), batch, count_correct=True)
 
   def _totals(self, model, batch, **options):
@@ -116,8 +115,8 @@ class Trainer:
     return batch_totals(model, batch, cfg.loss_chunk, scored=cfg.data.scored, **options)
 
   def predict(self, weights, batch: Batch, counting: int) -> Array:
-    """See `deltanet_jax.train.predict`."""
-    return predict(self.abstract_model.model(weights), batch, counting, self.cfg.loss_chunk)
+    """See `deltanet_jax.models.chunked_logits.predictions`."""
+    return predictions(self.abstract_model.model(weights), batch, counting, self.cfg.loss_chunk)
 
   def state_shapes(self) -> State:
     """The state as shapes with shardings; takes no memory."""

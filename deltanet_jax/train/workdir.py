@@ -47,18 +47,25 @@ def check(
     if workdir.exists() and any(p.name not in _BEFORE for p in workdir.iterdir()):
       raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
     if extend:
-      raise ValueError(f"{workdir} has no run to extend: name its folder, or leave extend out.")
+      raise ValueError(f"{workdir} has no run to extend: name its folder, or leave --extend out.")
     return
   values = _read(path)
   if "identity" not in values:
     raise ValueError(f"{workdir} holds exported weights, not a run: name another workdir.")
-  old, new = _flat(values["config"]), _flat(json.loads(json.dumps(to_json(cfg))))
+  now = json.loads(json.dumps(to_json(cfg)))
+  kinds = [_mixer_kinds(config) for config in (values["config"], now)]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+      f"{workdir} was started with the mixers {kinds[0]}, now they are {kinds[1]}: use the same, or"
+      " another workdir."
+    )
+  old, new = _flat(values["config"]), _flat(now)
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not key.startswith(_FREE):
       more = key == "tokens" and new[key] > old[key]
       if more and extend:
         continue
-      hint = ", or extend the run (extend)" if more else ""
+      hint = ", or extend the run with --extend" if more else ""
       raise ValueError(
         f"{workdir} was started with {key} = {old.get(key)!r}, now it is {new.get(key)!r}:"
         f" use the same, or another workdir{hint}."
@@ -189,6 +196,12 @@ def _json(path) -> dict:
   except ValueError as e:
     raise ValueError(f"{path} is damaged ({e}): restore it, or name another folder.") from e
   return values if isinstance(values, dict) else {}
+
+
+def _mixer_kinds(config: dict) -> list[str]:
+  """Return the mixer of each layer of the pattern, without the names that a config gives them."""
+  model = config["model"]
+  return [model["mixers"][name]["kind"] for name in model["pattern"]]
 
 
 def _flat(values, prefix="") -> dict:

@@ -1,1 +1,1 @@
-"""Compiling for chips that are not here: counts and bytes, never a time on the hardware."""
+"""AOT compilation for chips not attached: static resource usage, bytes, roofline bounds."""

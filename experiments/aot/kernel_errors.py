@@ -1,9 +1,9 @@
-"""How exact the kernels are: interpreted, against the float64 definition.
+"""Numerical error of the delta-rule kernels, run in interpret mode, against a float64 reference.
 
-python -m experiments.aot.kernel_errors      # some minutes
+python -m experiments.aot.kernel_errors      # a few minutes
 
-With float32 inputs, by the precision of their inverse; with bfloat16 ones as they are, by kinds of
-keys and sizes of heads. What the definition gets are the inputs as rounded to their dtype.
+float32 inputs: by the precision of the triangular inverse. bfloat16 inputs: by kind of keys and
+head size, at the kernel's default precision. The reference gets the inputs rounded to their dtype.
 """
 
 import functools
@@ -20,7 +20,7 @@ from experiments.lib.tables import table
 from pallas_kernels.common.bf16 import PARTS, inverse_precision
 
 PRECISIONS = tuple(PARTS)
-# Tokens per chunk, the kernels' own; substitution over 128 rows compiles for minutes.
+# Default chunk sizes of the kernels; substitution over 128 rows of a chunk compiles for minutes.
 CHUNKS = {
   "float32": {"pallas_tpu": 128, "pallas_gpu": 32},
   "bfloat16": {"pallas_tpu": 128, "pallas_gpu": 64},
@@ -28,12 +28,12 @@ CHUNKS = {
 SUBSTITUTION_CHUNK = 32
 KEYS = ("random", "nearly identical")
 LENGTHS = {"float32": 256, "bfloat16": 512}
-SIZES = (64, 128)  # of heads, with bfloat16
+HEAD_SIZES = (64, 128)  # with bfloat16
 
 
-def inputs(keys: str, dtype: str, size: int) -> dict[str, np.ndarray]:
-  """Tokens with "random" keys, "nearly identical" ones and beta 1, or "beta up to 2"."""
-  x = random_inputs(Spec(L=LENGTHS[dtype], H=1, dk=size))
+def inputs(keys: str, dtype: str, head_size: int) -> dict[str, np.ndarray]:
+  """Inputs with "random" keys, "nearly identical" keys and beta = 1, or "beta up to 2"."""
+  x = random_inputs(Spec(L=LENGTHS[dtype], H=1, dk=head_size))
   if keys == "nearly identical":
     rng = np.random.default_rng(2)
     k = x["k"][:, :1] + 1e-3 * rng.standard_normal(x["k"].shape)
@@ -46,56 +46,56 @@ def inputs(keys: str, dtype: str, size: int) -> dict[str, np.ndarray]:
 
 
 def cases() -> list[dict]:
-  """Every kernel with every kind of keys; in float32 with every precision, else with its own."""
-  case = lambda kernel, keys, precision, dtype, size: dict(
-    kernel=kernel, keys=keys, inverse_precision=precision, dtype=dtype, size=size
+  """Every kernel and kind of keys; float32 with every precision, bfloat16 with the default."""
+  case = lambda kernel, keys, precision, dtype, head_size: dict(
+    kernel=kernel, keys=keys, inverse_precision=precision, dtype=dtype, head_size=head_size
   )
-  exact = [
+  float32 = [
     case(kernel, keys, precision, "float32", 64)
     for kernel in CHUNKS["float32"]
     for keys in KEYS
     for precision in PRECISIONS
   ]
-  narrow = [
-    case(kernel, keys, inverse_precision(None, "bfloat16"), "bfloat16", size)
+  bfloat16 = [
+    case(kernel, keys, inverse_precision(None, "bfloat16"), "bfloat16", head_size)
     for kernel in CHUNKS["bfloat16"]
     for keys in (*KEYS, "beta up to 2")
-    for size in SIZES
+    for head_size in HEAD_SIZES
   ]
-  return exact + narrow
+  return float32 + bfloat16
 
 
 def _outputs(x, dtype, **options):
-  """o, S and every gradient for random cotangents."""
+  """o, S and all gradients for random cotangents."""
   rule = functools.partial(delta_rule, **options)
   x = testing.cast(x, dtype)
   return testing.with_gradients(rule)(x, testing.random_cotangents(rule, x))
 
 
 @functools.cache
-def _truth(keys, dtype, size):
-  return _outputs(inputs(keys, dtype, size), "float64", implementation="recurrent")
+def _reference(keys, dtype, head_size):
+  return _outputs(inputs(keys, dtype, head_size), "float64", implementation="recurrent")
 
 
-def measure(kernel: str, keys: str, inverse_precision: str, dtype: str, size: int) -> dict:
-  """Relative RMS errors: of o, of S, and the largest of a gradient and of all, and whose."""
+def measure(kernel: str, keys: str, inverse_precision: str, dtype: str, head_size: int) -> dict:
+  """Relative RMS errors of o and S, the largest over gradients, and the largest over all."""
   substitution = inverse_precision == "substitution"
   chunk = SUBSTITUTION_CHUNK if substitution else CHUNKS[dtype][kernel]
-  how = dict(implementation=kernel, inverse_precision=inverse_precision, interpret=True)
+  options = dict(implementation=kernel, inverse_precision=inverse_precision, interpret=True)
   with jax.enable_x64(True):
-    got = _outputs(inputs(keys, dtype, size), dtype, chunk=chunk, **how)
-    want = _truth(keys, dtype, size)
+    got = _outputs(inputs(keys, dtype, head_size), dtype, chunk=chunk, **options)
+    want = _reference(keys, dtype, head_size)
   errors = {name: testing.rel_rms(got[name], want[name]) for name in want}
   worst = max(errors, key=errors.get)
   gradient = max((name for name in errors if name.startswith("d")), key=errors.get)
   return dict(
     chunk=chunk,
-    error=errors[worst],
-    of=worst,
+    max_error=errors[worst],
+    worst_output=worst,
     o=errors["o"],
     S=errors["S"],
     gradient=errors[gradient],
-    of_gradient=gradient,
+    worst_gradient=gradient,
   )
 
 
@@ -108,11 +108,11 @@ def main():
     metrics = measure(**case)
     out.write(case, metrics, time.perf_counter() - start)
     cells = map(str, (*case.values(), metrics["chunk"]))
-    lines.append([*cells, f"{metrics['error']:.1e}", metrics["of"]])
+    lines.append([*cells, f"{metrics['max_error']:.1e}", metrics["worst_output"]])
   if lines:
-    header = ["kernel", "keys", "precision", "dtype", "size", "chunk", "largest error", "of"]
-    print(table(header, lines))
-  print(f"all rows: {out.path}")
+    header = ["kernel", "keys", "inverse precision", "dtype", "head size", "chunk", "max rel. RMS"]
+    print(table([*header, "output"], lines))
+  print(f"all records: {out.path}")
 
 
 if __name__ == "__main__":

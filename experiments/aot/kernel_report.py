@@ -1,10 +1,14 @@
-"""What the real compilers make of every kernel, for chips that are not here: counts, not timings.
+"""Static resource usage of every kernel, compiled AOT for chips that are not attached.
 
-Bundles per token and head, bytes of VMEM (TPU); registers, bytes of shared memory, barriers,
-asynchronous copies, shapes of products, blocks per core and waves of them (GPU); bytes that
-registers spill (on TPU into VMEM); HBM traffic of a kernel and of the whole program around it, over
-the least that its pass must move; CPU seconds to compile.
-Needs `pip install -e .[aot]`. Head size 128 alone, on five targets, took ten minutes on two cores.
+Nothing is run, so there are no times. Reported per kernel:
+
+  TPU   VLIW bundles per token and head, VMEM, spills (into VMEM)
+  GPU   registers, spills, shared memory, barriers, asynchronous copies, matmul instruction shapes,
+        occupancy (blocks per SM), waves
+  both  HBM traffic of the kernel and of its program over the minimum (inputs read once, outputs
+        written once), CPU seconds to compile
+
+Needs `pip install -e .[aot]`. Head size 128 on five targets takes 10 minutes on 2 cores.
 
   python -m experiments.aot.kernel_report --target=v5e --target=h100
   python -m experiments.aot.kernel_report --target=v6e --head_size=128 --dtype=bfloat16 --chunk=64
@@ -25,28 +29,33 @@ from experiments.lib.tables import table
 from experiments.plots.kernel_report import bundles
 
 _TARGETS = flags.DEFINE_multi_enum(
-  "target", list(targets.TARGETS), list(targets.TARGETS), "Chip; repeat the flag for several."
+  "target", list(targets.TARGETS), list(targets.TARGETS), "Chip to compile for; repeatable."
 )
 _PROGRAMS = flags.DEFINE_multi_enum(
   "program", None, sorted({name for x in kernel_cases.PROGRAMS.values() for name in x}),
-  "Programs, as the tables name them; all if unset.",
+  "Programs to compile, named as in the tables; all if unset; repeatable.",
 )  # fmt: skip
 _DTYPES = flags.DEFINE_multi_enum(
-  "dtype", ["bfloat16", "float32"], ["bfloat16", "float32"], "Dtype of q, k, v."
+  "dtype", ["bfloat16", "float32"], ["bfloat16", "float32"], "Dtype of q, k, v; repeatable."
 )
-_HEAD_SIZES = flags.DEFINE_multi_integer("head_size", [64, 128, 256], "Head size of keys.")
-_VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size of values; the keys' if unset.")
-_CHUNKS = flags.DEFINE_multi_integer("chunk", None, "Tokens per chunk; the kernels' own if unset.")
+_HEAD_SIZES = flags.DEFINE_multi_integer(
+  "head_size", [64, 128, 256], "Head size dk of keys; repeatable."
+)
+_VALUE_SIZE = flags.DEFINE_integer("value_size", None, "Head size dv of values; dk if unset.")
+_CHUNKS = flags.DEFINE_multi_integer(
+  "chunk", None, "Chunk size; the kernel's default if unset; repeatable."
+)
 _INPUTS = flags.DEFINE_multi_enum(
   "inputs", ["plain", "full"], kernel_cases.INPUTS,
-  "plain: q, k, v, beta; documents: with these; full: with g, S0 and documents; channels: the same"
-  " with a g per key channel; gates of channels: with that g alone.",
+  "plain: q, k, v, beta; segments: with segment_ids; full: with a per-head gate, S0 and"
+  " segment_ids; per_channel: with a per-channel gate; per_channel_full: full with a per-channel"
+  " gate. Repeatable.",
 )  # fmt: skip
-_HEADS = flags.DEFINE_multi_integer("heads", [kernel_cases.HEADS], "Heads of keys and values.")
+_HEADS = flags.DEFINE_multi_integer("heads", [kernel_cases.HEADS], "Number of heads; repeatable.")
 
 
 def cases(target: str) -> list[kernel_cases.KernelCase]:
-  """Every program at every shape asked for."""
+  """All supported cases that the flags select."""
   platform = CHIPS[target].platform
   axes = itertools.product(
     [x for x in kernel_cases.PROGRAMS[platform] if x in (_PROGRAMS.value or [x])],
@@ -56,13 +65,18 @@ def cases(target: str) -> list[kernel_cases.KernelCase]:
     _INPUTS.value,
     _HEADS.value,
   )
-  cases = [kernel_cases.KernelCase(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
-  return list(dict.fromkeys(case.normal(target) for case in cases if case.served(target)))
+  found = [kernel_cases.KernelCase(a, b, *sizes, *rest) for a, b, sizes, *rest in axes]
+  supported = (case.with_supported_chunk(target) for case in found if case.supported(target))
+  return list(dict.fromkeys(supported))
 
 
 def measure(wanted: dict[str, list[kernel_cases.KernelCase]], out: records.Records) -> list[tuple]:
-  """Writes the rows of every program as soon as it is compiled; all keys and metrics."""
-  rows = []
+  """Compile all cases and write their records; each program's as soon as it is compiled.
+
+  Args:
+    wanted: cases by target.
+  """
+  results = []
   with tqdm(total=sum(map(len, wanted.values())), unit="program") as bar:
     for target, cases in wanted.items():
       with Worker(targets.one(target), dump=True) as worker:
@@ -76,29 +90,30 @@ def measure(wanted: dict[str, list[kernel_cases.KernelCase]], out: records.Recor
             found = kernel_programs.failures(target, case, error)
           for key, metrics in found:
             out.write(key, metrics, time.perf_counter() - start)
-          rows += found
+          results += found
           bar.update()
-  return rows
+  return results
 
 
-def show(rows: list[tuple[dict, dict]]) -> str:
-  """A line per kernel; one that does not compile shows the error instead."""
-  header = ["kernel", "dtype", "head size", "chunk", "inputs", "on chip", "HBM / minimum", "CPU s"]
+def show(results: list[tuple[dict, dict]]) -> str:
+  """One line per kernel; the compiler error for a kernel that does not compile."""
+  header = ["kernel", "dtype", "head size", "chunk", "inputs", "resources", "HBM / minimum"]
+  header.append("compile, CPU s")
   lines = []
-  for key, x in rows:
+  for key, x in results:
     sizes = f"{key['head_size']} x {key['value_size']}"
     cells = [f"{key['target']} {key['program']}: {key['kernel']}", key["dtype"], sizes]
     cells += [str(key["chunk"] or ""), key["inputs"]]
     if not x["compiles"]:
       lines.append([*cells, x["error"], "", ""])
       continue
-    if "bundles" in x:
-      taken = f"{bundles(x)} bundles, {x['vmem_bytes'] / 2**20:.1f} MiB VMEM"
+    if "vmem_bytes" in x:
+      usage = f"{bundles(x)} bundles, {x['vmem_bytes'] / 2**20:.1f} MiB VMEM"
     else:
-      taken = f"{x['registers']} registers, {x['shared_bytes'] // 1024} KiB shared"
-      taken += f", {x['blocks_per_core']} blocks per core, {x['barriers']} barriers"
-    taken += f", {x['spill_bytes']} B spilled"
-    cells += [taken, f"{x['bytes_over_minimum']:.2f}", f"{x['compile_cpu_seconds']:.1f}"]
+      usage = f"{x['registers']} registers, {x['shared_bytes'] // 1024} KiB shared memory"
+      usage += f", {x['blocks_per_sm']} blocks per SM, {x['barriers']} barriers"
+    usage += f", {x['spill_bytes']} B spilled"
+    cells += [usage, f"{x['hbm_over_minimum']:.2f}", f"{x['compile_cpu_seconds']:.1f}"]
     lines.append(cells)
   return table(header, lines)
 
@@ -108,13 +123,13 @@ def main():
   targets.check_installed([CHIPS[x].platform for x in chosen])
   jax.config.update("jax_platforms", "cpu")
   out = records.open("kernel_report")
-  missing = lambda target, case: not all(map(out.has, kernel_cases.keys(target, case)))
+  missing = lambda target, case: not all(map(out.has, kernel_cases.record_keys(target, case)))
   wanted = {x: [case for case in cases(x) if missing(x, case)] for x in chosen}
-  rows = measure(wanted, out)
-  failed = sum(not metrics["compiles"] for _, metrics in rows)
-  if rows:
-    print(show(rows))
-  print(f"{len(rows)} kernels, {failed} of them did not compile; all rows: {out.path}")
+  results = measure(wanted, out)
+  failed = sum(not metrics["compiles"] for _, metrics in results)
+  if results:
+    print(show(results))
+  print(f"{len(results)} kernels, {failed} of them do not compile; all records: {out.path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What a kernel takes on its chip, from the files that the compilers wrote about it."""
+"""Static resource usage of a kernel, parsed from the files that the compilers dump.
+
+TPU: VLIW bundles, VMEM, spills. GPU: registers, spills, shared memory, occupancy (blocks per SM).
+"""
 
 import collections
 import itertools
@@ -11,17 +14,18 @@ from deltanet_jax.chips import Nvidia
 from experiments.aot.targets import nvdisasm, ptxas
 from experiments.aot.worker import Compiled
 
-# Of every core (streaming multiprocessor) of A100, H100 and B200.
+# Per streaming multiprocessor (SM) of A100, H100 and B200.
 _REGISTERS, _THREADS, _BLOCKS = 65536, 2048, 32
-_RESERVED = 1024  # bytes of shared memory that a block takes beside its own
-_TENSOR_COLUMNS = 512  # of a B200's tensor memory, which holds what its products add up
+_RESERVED_SHARED_BYTES = 1024  # per block, in addition to its own shared memory
+_TENSOR_MEMORY_COLUMNS = 512  # B200: tensor memory holds matmul accumulators
 
 
 def tpu_resources(compiled: Compiled, kernel: str) -> dict:
-  """VLIW bundles of one grid step, its matrix instructions by the dtype of their operands, VMEM.
+  """VLIW bundles per grid step, matmul instructions by operand dtype, VMEM and spills.
 
-  Bundles are a lower bound on cycles. Loops inside the kernel count once; `loop_bundles` are those
-  of one round of each. VMEM holds windows (twice, to load ahead), scratch and what registers spill.
+  Bundles are a lower bound on cycles. The body of a loop inside the kernel counts once;
+  `bundles_per_loop_iteration` lists the size of each body. VMEM holds double-buffered windows,
+  scratch and spilled registers.
   """
 
   def read(stage):
@@ -30,7 +34,7 @@ def tpu_resources(compiled: Compiled, kernel: str) -> dict:
     return path.read_text()
 
   text = read("final_bundles")
-  # "0x1f LB: >> { ... }": one angle bracket per loop around the bundle, the grid's the first.
+  # "0x1f LB: >> { ... }": one angle bracket per enclosing loop, the first is the grid.
   depths = [
     m[1].count(">") for m in re.finditer(r"^ *(?:0x)?[0-9a-f]+ +(?:\w\w)? *:([ >]*)\{", text, re.M)
   ]
@@ -39,68 +43,69 @@ def tpu_resources(compiled: Compiled, kernel: str) -> dict:
   allocations = re.findall(
     r"^ *#allocation\w+ \[.*space=vmem, size = (0x[0-9a-f]+).*?tag = '(.*)'", read("post-ra"), re.M
   )
+  matmuls = collections.Counter(re.findall(r"= vmatmul[\w.]*?\.([a-z]+\d+)\b", text))
   return dict(
-    bundles=sum(depth > 0 for depth in depths),
-    loop_bundles=[n for n in loops if n > 8],  # not those of a branch
+    bundles_per_grid_step=sum(depth > 0 for depth in depths),
+    bundles_per_loop_iteration=[n for n in loops if n > 8],  # shorter runs are branches
     vmem_bytes=sum(int(size, 16) for size, _ in allocations),
     spill_bytes=sum(int(size, 16) for size, tag in allocations if tag.startswith("spilled")),
-    products=dict(collections.Counter(re.findall(r"= vmatmul[\w.]*?\.([a-z]+\d+)\b", text))),
+    matmul_instructions=dict(matmuls),
   )
 
 
 def gpu_resources(compiled: Compiled, kernel: str) -> dict:
-  """What a block of a kernel takes, how many fit on a core, and its instructions of some kinds.
+  """Resources of a thread block, occupancy, and static instruction counts.
 
-  Instructions are counted in the code, once inside a loop: barriers and asynchronous copies in
-  that of the chip, products by kind in PTX, which names their shape.
+  Instructions inside a loop count once. Barriers and asynchronous copies are counted in SASS,
+  matmul instructions in PTX, where their names include the shape.
   """
   texts = {p: p.read_text() for p in compiled.files if p.suffix == ".ptx" and p.stat().st_size}
   (path,) = [p for p, text in texts.items() if re.search(rf"\.entry {kernel}\b", text)]
   gpu = compiled.machine.chip.nvidia
-  said, code = _assemble(path, gpu.arch)
+  ptxas_log, sass = _assemble(path, gpu.arch)
   number = lambda pattern, text: int(re.search(pattern, text)[1])
-  shared = "".join(
+  launch_info = "".join(
     p.read_text()
     for p in compiled.files
     if p.name.endswith("thunk_sequence.txt") or p.suffix == ".compile_info"
   )
-  kinds = re.findall(r"((?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*)", texts[path])
+  matmuls = re.findall(r"((?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*)", texts[path])
   columns = re.search(r"tcgen05\.alloc[^;]*, (\d+);", texts[path])
   block = dict(
-    tensor_columns=int(columns[1]) if columns else 0,
+    tensor_memory_columns=int(columns[1]) if columns else 0,
     threads=number(r"\.(?:reqntid|maxntid) (\d+)", texts[path]),
-    registers=number(r"Used (\d+) registers", said),
-    shared_bytes=number(rf"\b{kernel}\b.*shared_mem(?:ory|_bytes): ?(\d+)", shared),
+    registers=number(r"Used (\d+) registers", ptxas_log),
+    shared_bytes=number(rf"\b{kernel}\b.*shared_mem(?:ory|_bytes): ?(\d+)", launch_info),
   )
   return dict(
     **block,
-    spill_bytes=number(r"(\d+) bytes spill stores", said),
-    blocks_per_core=blocks_per_core(gpu, **block),
-    barriers=len(re.findall(r"\bBAR\.SYNC", code)),
-    async_copies=len(re.findall(r"\bLDGSTS", code)),
-    products=dict(collections.Counter(kinds)),
+    spill_bytes=number(r"(\d+) bytes spill stores", ptxas_log),
+    blocks_per_sm=blocks_per_sm(gpu, **block),
+    barriers=len(re.findall(r"\bBAR\.SYNC", sass)),
+    async_copies=len(re.findall(r"\bLDGSTS", sass)),
+    matmul_instructions=dict(collections.Counter(matmuls)),
   )
 
 
 def _assemble(path, arch):
-  """What ptxas says about a PTX file, and the chip's instructions."""
+  """(log of `ptxas -v`, SASS) of a PTX file."""
   with tempfile.TemporaryDirectory() as folder:
     out = pathlib.Path(folder, "cubin")
     command = [ptxas(), "-v", f"-arch={arch}", path, "-o", out]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    code = subprocess.run([nvdisasm(), out], capture_output=True, text=True, check=True).stdout
-  return said, code
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    sass = subprocess.run([nvdisasm(), out], capture_output=True, text=True, check=True).stdout
+  return log, sass
 
 
-def blocks_per_core(
-  gpu: Nvidia, *, threads: int, registers: int, shared_bytes: int, tensor_columns: int = 0
+def blocks_per_sm(
+  gpu: Nvidia, *, threads: int, registers: int, shared_bytes: int, tensor_memory_columns: int = 0
 ) -> int:
-  """How many blocks of a kernel a core holds at once."""
-  registers = -(-registers // 8) * 8  # given out in eights
+  """Occupancy: the number of blocks of a kernel that are resident on one SM."""
+  registers = -(-registers // 8) * 8  # allocated in units of 8
   return min(
     _REGISTERS // (registers * threads),
-    gpu.shared_bytes_per_core // (shared_bytes + _RESERVED),
+    gpu.shared_bytes_per_core // (shared_bytes + _RESERVED_SHARED_BYTES),
     _THREADS // threads,
-    _TENSOR_COLUMNS // tensor_columns if tensor_columns else _BLOCKS,
+    _TENSOR_MEMORY_COLUMNS // tensor_memory_columns if tensor_memory_columns else _BLOCKS,
     _BLOCKS,
   )

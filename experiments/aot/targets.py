@@ -1,4 +1,4 @@
-"""Chips, and machines of many of them, that programs are compiled for without being there."""
+"""Target chips and machines for AOT compilation, without the hardware."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from deltanet_jax.chips import CHIPS, Chip
 
-# The smallest topology that a TPU's compiler knows, and the only one of a GPU's.
+# Chip -> smallest topology that the TPU compiler accepts; one device for a GPU.
 TARGETS = {
   "v5e": "v5e:2x2",
   "v6e": "v6e:2x2",
@@ -53,12 +53,12 @@ device_description_str: "{gpu.device_name}"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """Devices of one kind, by name: one chip as "h100" or "v5e", or "h100x8", "v5p:4x4x4"."""
+  """Devices of one kind: a single chip ("h100", "v5e") or a topology ("h100x8", "v5p:4x4x4")."""
 
   name: str
   chip_name: str
-  topology: str  # as its compiler writes it
-  size: int  # devices that are used
+  topology: str  # in the compiler's notation
+  size: int  # number of devices used
 
   @property
   def chip(self) -> Chip:
@@ -70,13 +70,13 @@ class Machine:
 
   @property
   def lowering(self) -> str:
-    """The platform as `lowering_platforms` names it."""
+    """The platform in the notation of `lowering_platforms`."""
     return "cuda" if self.platform == "gpu" else "tpu"
 
 
 @functools.cache
 def devices(machine: Machine) -> list:
-  """Its devices as jax has them, without there being any."""
+  """JAX device descriptions of a machine, without the hardware."""
   options = dict(topology_name=machine.topology)
   if gpu := machine.chip.nvidia:
     config = _GPU_CONFIG.format(chip=machine.chip, gpu=gpu)
@@ -86,19 +86,23 @@ def devices(machine: Machine) -> list:
 
 
 def one(chip: str) -> Machine:
-  """A single chip of TARGETS."""
+  """A machine of one chip of TARGETS."""
   return Machine(chip, chip, TARGETS[chip], 1)
 
 
 def machine(name: str) -> Machine:
-  """The machine of many chips of this name; ValueError if it is none."""
+  """Parse a machine name like "h100x8" or "v5e:16x16".
+
+  Raises:
+    ValueError: unknown chip or unsupported number of devices.
+  """
   gpu, tpu = re.fullmatch(r"(\w+?)x(\d+)", name), re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
   chip, shape = (gpu or tpu).groups() if gpu or tpu else (None, None)
   if chip not in TARGETS or CHIPS[chip].platform != ("gpu" if gpu else "tpu"):
     of = lambda platform: [x for x in TARGETS if CHIPS[x].platform == platform]
     raise ValueError(
-      f"target is {name!r}, expected one of {of('gpu')} and a number as in h100x8, or one of"
-      f" {of('tpu')} and a shape as in v5e:16x16."
+      f"target is {name!r}, expected a GPU of {of('gpu')} with a number of devices, as in h100x8,"
+      f" or a TPU of {of('tpu')} with a topology, as in v5e:16x16."
     )
   size = math.prod(map(int, shape.split("x")))
   if tpu:
@@ -112,18 +116,18 @@ def machine(name: str) -> Machine:
 
 
 def ptxas() -> str | None:
-  """Path of the assembler in the nvidia-cuda-nvcc-cu12 wheel."""
+  """Path of the PTX assembler in the nvidia-cuda-nvcc-cu12 wheel; None if not installed."""
   found = glob.glob(f"{sysconfig.get_path('purelib')}/nvidia/cuda_nvcc/bin/ptxas")
   return found[0] if found else None
 
 
 def nvdisasm() -> str:
-  """Path of the disassembler in the triton wheel."""
+  """Path of the SASS disassembler in the triton wheel."""
   return f"{sysconfig.get_path('purelib')}/triton/backends/nvidia/bin/nvdisasm"
 
 
 def check_installed(platforms: list[str]):
-  """ValueError that names the wheels which compiling for these platforms lacks."""
+  """Raise ValueError if a wheel needed to compile for these platforms is not installed."""
   has = lambda module: importlib.util.find_spec(module) is not None
   needs = {}
   if "tpu" in platforms:
@@ -136,7 +140,7 @@ def check_installed(platforms: list[str]):
       "jax-triton": has("jax_triton"),
       "triton": has("triton"),
     }
-  if absent := [wheel for wheel, there in needs.items() if not there]:
+  if absent := [wheel for wheel, installed in needs.items() if not installed]:
     raise ValueError(
       f"compiling for {' and '.join(dict.fromkeys(platforms))} needs {', '.join(absent)}:"
       " pip install -e .[aot]"

@@ -1,4 +1,4 @@
-"""The training step compiled for a machine of many devices that is not here."""
+"""Compile a training step AOT for a machine of many devices, and compute its roofline bound."""
 
 import re
 
@@ -12,7 +12,7 @@ from experiments.aot import targets
 from experiments.aot.hlo import HloModule
 from experiments.aot.worker import Worker, compile_lowered
 
-# How the kernels of a mixer's operator are called.
+# Operator -> regular expression of its kernels' names.
 _KERNELS = dict(
   causal_attention=r"(?<!linear_)attention",
   delta_rule="delta_rule",
@@ -21,16 +21,18 @@ _KERNELS = dict(
 
 
 def measure(cfg: TrainConfig, machine: targets.Machine) -> dict:
-  """What the machine's compiler makes of one update: memory, collectives, operations, a bound.
+  """Memory, collectives, FLOPs, HBM traffic and roofline times of one compiled update.
 
-  ValueError if the configuration does not suit the machine's mesh, RuntimeError if the compiler
-  fails for another reason than too little memory.
+  Raises:
+    ValueError: the configuration does not match the machine's mesh.
+    RuntimeError: the compiler fails for a reason other than out of memory.
   """
   with Worker(machine) as worker:
     metrics = worker.call(_compile, cfg, machine)
-    said = worker.log()
-  # What XLA writes where it can only move an array by gathering all of it on every device.
-  return metrics | dict(full_gathers=len(re.findall("[Ii]nvoluntary full remat", said)))
+    log = worker.log()
+  # XLA's warning where it reshards an array by gathering all of it on every device.
+  warnings = re.findall("[Ii]nvoluntary full remat", log)
+  return metrics | dict(involuntary_full_rematerializations=len(warnings))
 
 
 def _compile(cfg, machine):
@@ -39,10 +41,10 @@ def _compile(cfg, machine):
   try:
     compiled = compile_lowered(machine, trainer.lower_update)
   except jax.errors.JaxRuntimeError as error:
-    said = str(error).split("\n")[0]
-    if not said.startswith("RESOURCE_EXHAUSTED: "):
-      raise RuntimeError(said) from None
-    return metrics | dict(fits=False, error=said.removeprefix("RESOURCE_EXHAUSTED: "))
+    message = str(error).split("\n")[0]
+    if not message.startswith("RESOURCE_EXHAUSTED: "):
+      raise RuntimeError(message) from None
+    return metrics | dict(fits=False, error=message.removeprefix("RESOURCE_EXHAUSTED: "))
   stats, program = compiled.program.memory_analysis(), HloModule(compiled.hlo)
   memory = dict(
     arguments=stats.argument_size_in_bytes,
@@ -52,10 +54,10 @@ def _compile(cfg, machine):
   )
   total = sum(memory.values())
   traffic = dict(
-    product_flops=program.product_flops(),
+    matmul_flops=program.matmul_flops(),
     kernel_flops=_kernel_flops(trainer, program),
     hbm_bytes=sum(move.bytes for move in program.moves()),
-    sent_bytes=program.sent_bytes(),
+    interconnect_bytes=program.interconnect_bytes(),
   )
   return metrics | dict(
     lower_seconds=compiled.lower_seconds.wall,
@@ -67,36 +69,36 @@ def _compile(cfg, machine):
       kind: dict(count=n, bytes=size) for kind, (n, size) in program.collectives().items()
     },
     **traffic,
-    bound_seconds=bound_seconds(machine.chip, traffic),
+    roofline_seconds=roofline_seconds(machine.chip, traffic),
     kernels=program.kernels(),
-    unknown_loops=sorted(program.unknown),
+    unknown_trip_counts=sorted(program.unknown_trip_counts),
   )
 
 
 def _kernel_flops(trainer, program) -> float:
-  """Of a device, by the mixers' own formulas: a compiler's text does not show what kernels do.
+  """FLOPs of all kernels on one device, from the mixers' formulas: HLO hides what kernels compute.
 
-  The least that they do: masked blocks and the padding of tiles are not in the formulas.
+  A lower bound: the formulas exclude masked blocks and tile padding.
   """
   cfg = trainer.cfg
   called = " ".join(program.kernels())
-  forward = summarize(cfg.model, cfg.data.length).engine_flops
+  forward = summarize(cfg.model, cfg.data.length).operator_flops
   flops = sum(n for engine, n in forward.items() if re.search(_KERNELS.get(engine, "$^"), called))
-  # The backward is two forwards, and with remat there is one more.
+  # The backward pass costs two forward passes, remat a third one.
   passes = 3 if cfg.model.remat == "none" else 4
   return passes * flops * cfg.data.batch * cfg.data.length / trainer.mesh.size
 
 
-def bound_seconds(chip: Chip, x: dict) -> dict[str, float]:
-  """Seconds that an update takes at least on each of a device's resources, were it never idle.
+def roofline_seconds(chip: Chip, x: dict) -> dict[str, float]:
+  """Roofline model: minimum seconds per update on each resource of a device, fully utilized.
 
-  The longest is a bound, no estimate: all products at bfloat16's peak, every array moved once per
-  operation, every link busy.
+  Compute at the peak bfloat16 rate, HBM traffic at full bandwidth, collectives at full
+  interconnect bandwidth. The maximum is a lower bound on the time of an update, not an estimate.
   """
   return dict(
-    flop=(sum(x["product_flops"].values()) + x["kernel_flops"]) / chip.peak_flops,
+    compute=(sum(x["matmul_flops"].values()) + x["kernel_flops"]) / chip.peak_flops,
     hbm=x["hbm_bytes"] / chip.bandwidth,
-    links=x["sent_bytes"] / chip.links,
+    interconnect=x["interconnect_bytes"] / chip.links,
   )
 
 
@@ -109,7 +111,7 @@ def _describe(trainer, machine):
     devices=trainer.mesh.size,
     mesh=dict(trainer.mesh.shape),
     parameters=summary.parameters,
-    # Backward costs twice the forward; what is computed again is not counted.
+    # Backward is twice the forward; rematerialization is not counted.
     model_flops=3 * summary.flops * cfg.data.batch * cfg.data.length,
     argument_bytes=size(trainer.state_shapes()) + size(trainer.batch_shapes()),
     device_memory=machine.chip.memory,

@@ -1,13 +1,14 @@
-"""Compiles the training step for a machine that is not here, and says whether it fits.
+"""Compile a training step AOT for a machine that is not attached; report whether it fits.
 
   python -m experiments.aot.train_step_report --config=experiments/configs/lm.py:deltanet-1.3b \\
     --target=h100x8
   python -m experiments.aot.train_step_report --config=experiments/configs/lm.py:deltanet-340m \\
     --target=v5e:16x16 --target=v5p:4x4x4 --config.mesh.data=16 --config.mesh.fsdp=-1
 
-Memory of each device, collectives, operations: what the real compilers make of the same step that
-`experiments.train` runs, and of the device's own kernels. Needs `pip install -e .[aot]`, no
-accelerator. Nothing is run: no figure here is a time.
+Compiles the same step as `experiments.train`, including the device's kernels, with the real TPU or
+GPU compiler, and reports memory per device, collective bytes, FLOPs, HBM traffic and the roofline
+bound. Nothing is run, so there are no measured times. Needs `pip install -e .[aot]`, no
+accelerator.
 """
 
 import math
@@ -24,14 +25,14 @@ from experiments.lib import app, config_file, records
 from experiments.lib.tables import table
 
 _TARGETS = flags.DEFINE_multi_string(
-  "target", None, "Machine: h100x8, a100x8, h100x128, v5e:16x16, v5p:4x4x4; repeat for several."
+  "target", None, "Machine: h100x8, a100x8, h100x128, v5e:16x16, v5p:4x4x4; repeatable."
 )
-# A GPU's memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
-_TAKEN = 0.75
+# Fraction of GPU memory that JAX preallocates unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+_PREALLOCATED = 0.75
 
 
 def key_of(config: str, cfg: TrainConfig, machine: targets.Machine) -> dict:
-  """What names a row; -1 of the mesh is what it stands for."""
+  """Record key; a mesh size of -1 is resolved."""
   return dict(
     config=config,
     parameters=count_parameters(cfg.model),
@@ -55,50 +56,52 @@ def _gb(size):
   return f"{size / 1e9:.2f}"
 
 
-def _verdict(x):
+def _memory_verdict(x):
   share = x["memory"]["total"] / x["device_memory"]
   if not x["fits"]:
-    return f"DOES NOT FIT: it needs {share:.0%} of the {_gb(x['device_memory'])} GB a device has."
+    return f"DOES NOT FIT: needs {share:.0%} of the {_gb(x['device_memory'])} GB per device."
   fraction = ""
-  if x["platform"] == "gpu" and share > _TAKEN:
-    fraction = " Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: jax takes only 0.75 by itself."
-  return f"It fits: {share:.0%} of the {_gb(x['device_memory'])} GB a device has.{fraction}"
+  if x["platform"] == "gpu" and share > _PREALLOCATED:
+    fraction = " Set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95: JAX uses only 0.75 by default."
+  return f"Fits: {share:.0%} of the {_gb(x['device_memory'])} GB per device.{fraction}"
 
 
 def show(key: dict, x: dict) -> str:
-  """One row in sentences and two small tables."""
+  """One record as text with two small tables."""
   lines = [
-    f"{key['config']} on {key['target']}: {x['devices']} devices, mesh {key['mesh'] or 'of one'}",
-    f"{x['parameters']:,} parameters; {key['batch']} rows of {key['length']} tokens in"
-    f" {key['grad_accum']} micro-batches, loss_chunk {key['loss_chunk']}, remat {key['remat']}",
+    f"{key['config']} on {key['target']}: {x['devices']} devices, mesh {key['mesh'] or '1'}",
+    f"{x['parameters']:,} parameters; batch size {key['batch']}, sequence length {key['length']},"
+    f" grad_accum {key['grad_accum']}, loss_chunk {key['loss_chunk']}, remat {key['remat']}",
   ]
   if "error" in x:
-    return "\n".join([*lines, f"DOES NOT FIT. The compiler: {x['error']}"])
-  ways = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
-  excess = x["memory"]["arguments"] * ways / x["argument_bytes"]
-  products = x["product_flops"]
-  by_dtype = "  ".join(f"{dtype} {n:.3g}" for dtype, n in products.items())
+    return "\n".join([*lines, f"DOES NOT FIT. Compiler error: {x['error']}"])
+  shards = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
+  excess = x["memory"]["arguments"] * shards / x["argument_bytes"]
+  matmuls = x["matmul_flops"]
+  by_dtype = "  ".join(f"{dtype} {n:.3g}" for dtype, n in matmuls.items())
   collectives = [[kind, f"{y['count']:,}", _gb(y["bytes"])] for kind, y in x["collectives"].items()]
   lines += [
-    _verdict(x),
-    table(["memory of a device", "GB"], [[k, _gb(n)] for k, n in x["memory"].items()]),
-    f"arguments: {excess:.3f} x the {_gb(x['argument_bytes'])} GB of weights, moments and batch"
-    f" over {ways} devices",
-    table(["collectives of an update", "count", "GB"], collectives or [["none", "", ""]]),
-    "kernels: " + ("  ".join(f"{name} {n:,}" for name, n in x["kernels"].items()) or "none"),
-    f"FLOP of an update: {x['model_flops']:.3g} of the model (3 x forward);"
-    f" {sum(products.values()) * x['devices']:.3g} in products outside kernels, with those that"
-    f" remat repeats (each device: {by_dtype}), {x['kernel_flops'] * x['devices']:.3g} in kernels",
-    f"No update is faster than {max(x['bound_seconds'].values()):.3g} s, a bound and no speed:"
-    f" {', '.join(f'{name} {n:.3g}' for name, n in x['bound_seconds'].items())}"
-    f" ({_gb(x['hbm_bytes'])} GB of HBM traffic, {_gb(x['sent_bytes'])} GB sent, each device)",
+    _memory_verdict(x),
+    table(["memory per device", "GB"], [[k, _gb(n)] for k, n in x["memory"].items()]),
+    f"arguments: {excess:.3f}x the {_gb(x['argument_bytes'])} GB of weights, optimizer state and"
+    f" batch, sharded over {shards} devices",
+    table(["collectives per update", "count", "GB"], collectives or [["none", "", ""]]),
+    "kernel calls: " + ("  ".join(f"{name} {n:,}" for name, n in x["kernels"].items()) or "none"),
+    f"FLOPs per update: {x['model_flops']:.3g} of the model (3x forward);"
+    f" {sum(matmuls.values()) * x['devices']:.3g} in matmuls outside kernels, including remat"
+    f" (per device: {by_dtype}), {x['kernel_flops'] * x['devices']:.3g} in kernels",
+    f"Roofline lower bound {max(x['roofline_seconds'].values()):.3g} s per update:"
+    f" {', '.join(f'{name} {n:.3g}' for name, n in x['roofline_seconds'].items())}"
+    f" (per device {_gb(x['hbm_bytes'])} GB HBM traffic, {_gb(x['interconnect_bytes'])} GB sent)",
     f"lowered in {x['lower_seconds']:.0f} s, compiled in {x['compile_seconds']:.0f} s"
     f" ({x['compile_cpu_seconds']:.0f} s of CPU)",
   ]
-  if x["unknown_loops"]:
-    lines.append(f"Counted for one round only, their number not found: {x['unknown_loops']}.")
-  if x["full_gathers"]:
-    lines.append(f"WARNING: {x['full_gathers']} arrays are gathered whole to be split anew.")
+  if x["unknown_trip_counts"]:
+    lines.append(f"Loops of unknown trip count, counted once: {x['unknown_trip_counts']}.")
+  if gathered := x["involuntary_full_rematerializations"]:
+    lines.append(
+      f"WARNING: {gathered} involuntary full rematerializations (arrays gathered to be resharded)."
+    )
   return "\n".join(lines)
 
 
@@ -112,16 +115,16 @@ def main():
   targets.check_installed([machine.platform for machine in machines])
   out = records.open("train_step_report")
   for machine in (bar := tqdm(machines, unit="machine")):
-    bar.set_description(f"compiling for {machine.name}, minutes for a large one")
+    bar.set_description(f"compiling for {machine.name} (large machines take minutes)")
     key = key_of(config_file.name(), cfg, machine)
     if out.has(key):
-      tqdm.write(f"{machine.name}: has a row from this commit; --again compiles it anew")
+      tqdm.write(f"{machine.name}: already recorded at this commit; --again recompiles it")
       continue
     start = time.perf_counter()
     metrics = train_step.measure(cfg, machine)
     out.write(key, metrics, time.perf_counter() - start)
     tqdm.write("\n" + show(key, metrics))
-  print(f"\nall rows: {out.path}")
+  print(f"\nall records: {out.path}")
 
 
 if __name__ == "__main__":

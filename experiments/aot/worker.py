@@ -1,6 +1,6 @@
-"""Compiles programs for a machine that is not here, in a process of its own.
+"""AOT compilation in a worker process, for a machine that is not attached.
 
-A process per machine, because libtpu and XLA read their options once and may end the process.
+One process per machine: libtpu and XLA read their options once, and may abort the process.
 """
 
 import concurrent.futures
@@ -23,11 +23,11 @@ from deltanet_jax.ops.dispatch import compiling_for
 from experiments.aot.targets import Machine, check_installed, devices, ptxas
 from pallas_kernels.common.gpu import compiling_for_gpu
 
-_DUMP = "EXPERIMENTS_AHEAD_DUMP"  # the worker's own note of where that is
+_DUMP = "EXPERIMENTS_AOT_DUMP"  # environment variable in the worker: folder of compiler dumps
 
 
 def _prepare(machine, folder, dump):
-  """Settings of the worker, before a compiler is loaded."""
+  """Set the worker's environment, before a compiler is loaded."""
   files = f"{folder}/dump"
   os.makedirs(files)
   if machine.platform == "tpu":
@@ -37,15 +37,15 @@ def _prepare(machine, folder, dump):
       TPU_ACCELERATOR_TYPE="v5litepod-4",
       ALLOW_MULTIPLE_LIBTPU_LOAD="1",
       TPU_LOG_DIR="disabled",
-      # Warnings too: one tells of arrays that are gathered whole.
+      # Include warnings: one of them reports involuntary full rematerialization.
       TPU_MIN_LOG_LEVEL="1",
       TPU_STDERR_LOG_LEVEL="1",
     )
     if dump:
       settings["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={files} --xla_jf_dump_llo_text=true"
   else:
-    # XLA and Triton use the ptxas whose registers are reported. Triton's own is newer, and it would
-    # write a PTX version that XLA's cannot assemble.
+    # XLA and Triton use the ptxas whose register counts are reported. Triton's bundled ptxas is
+    # newer, and Triton would emit a PTX version that XLA's ptxas cannot assemble.
     settings = dict(
       PATH=f"{pathlib.Path(ptxas()).parent}{os.pathsep}{os.environ['PATH']}",
       TRITON_PTXAS_PATH=ptxas(),
@@ -56,15 +56,15 @@ def _prepare(machine, folder, dump):
       settings["JAX_TRITON_DUMP_DIR"] = files
   os.environ.update(settings, **{_DUMP: files})
   jax.config.update("jax_platforms", "cpu")
-  # The compilers log there.
+  # The compilers log to stderr.
   os.dup2(os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
 
 class Worker:
-  """A process that compiles for one machine; a new one takes over after a crash.
+  """A process that compiles for one machine; restarted after a crash.
 
   Args:
-    dump: keep what the compilers write about each kernel; of a large program that is much.
+    dump: let the compilers dump files about each kernel; large for a large program.
   """
 
   def __init__(self, machine: Machine, dump: bool = False):
@@ -72,7 +72,7 @@ class Worker:
     self._machine, self._dump, self._pool = machine, dump, None
 
   def __enter__(self):
-    self._folder = tempfile.mkdtemp(prefix="ahead_")
+    self._folder = tempfile.mkdtemp(prefix="aot_")
     return self
 
   def __exit__(self, *_):
@@ -81,7 +81,7 @@ class Worker:
     shutil.rmtree(self._folder, ignore_errors=True)
 
   def call(self, function, *args):
-    """function(*args) in the worker; RuntimeError if the compiler ends the process."""
+    """Run function(*args) in the worker; RuntimeError if the compiler aborts the process."""
     if self._pool is None:
       folder = tempfile.mkdtemp(dir=self._folder)
       self._log = pathlib.Path(folder, "log")
@@ -93,16 +93,16 @@ class Worker:
     except concurrent.futures.process.BrokenProcessPool as error:
       self._pool = None
       last = next((x for x in reversed(self.log().split("\n")) if x.strip()), "no message")
-      raise RuntimeError(f"the compiler ended its process: {last}") from error
+      raise RuntimeError(f"the compiler aborted its process: {last}") from error
 
   def log(self) -> str:
-    """What the compilers have said in this process."""
+    """stderr of the worker: the compilers' log."""
     return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """A program compiled for a machine, and the files that the compilers wrote about it."""
+  """A program compiled for a machine, and the files that the compilers dumped."""
 
   machine: Machine
   program: jax.stages.Compiled
@@ -119,7 +119,7 @@ class Compiled:
 @dataclasses.dataclass(frozen=True)
 class Seconds:
   wall: float
-  cpu: float  # with those of ptxas; unlike wall, the same on a busy machine
+  cpu: float  # includes ptxas; unlike wall time, independent of the load of the machine
 
   @classmethod
   def now(cls):
@@ -131,15 +131,15 @@ class Seconds:
 
 @contextlib.contextmanager
 def tracing_for(machine: Machine):
-  """What is traced is what the machine would get: its kernels, with its tiles."""
+  """Trace as on the machine: with the implementations of its platform and the tiles of its chip."""
   gpu = machine.chip.nvidia
-  own_tiles = compiling_for_gpu(gpu.device_name) if gpu else contextlib.nullcontext()
-  with compiling_for(machine.platform), own_tiles:
+  tiles_of_chip = compiling_for_gpu(gpu.device_name) if gpu else contextlib.nullcontext()
+  with compiling_for(machine.platform), tiles_of_chip:
     yield
 
 
 def compile_lowered(machine: Machine, lower: Callable[..., jax.stages.Lowered]) -> Compiled:
-  """Compiles lower(lowering_platforms=...), traced as on the machine; in a Worker only."""
+  """Compile lower(lowering_platforms=...), traced as on the machine. Call it in a `Worker`."""
   dump = pathlib.Path(os.environ[_DUMP])
   shutil.rmtree(dump)
   dump.mkdir()
@@ -156,14 +156,19 @@ def compile_lowered(machine: Machine, lower: Callable[..., jax.stages.Lowered]) 
 def compile_function(
   machine: Machine, function: Callable, args: tuple, donate: tuple[int, ...] = ()
 ) -> Compiled:
-  """Compiles function(*args), args trees of ShapeDtypeStructs, for one chip; in a Worker only."""
+  """Compile function(*args) for one chip. Call it in a `Worker`.
+
+  Args:
+    args: trees of ShapeDtypeStructs.
+    donate: indices of donated arguments.
+  """
   chip = Mesh(np.array(devices(machine)[:1]), ("x",))
   sharding = NamedSharding(chip, PartitionSpec())
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  with_sharding = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   grids = {}
 
   def lower(**options):
-    traced = jax.jit(function, donate_argnums=donate).trace(*jax.tree.map(place, args))
+    traced = jax.jit(function, donate_argnums=donate).trace(*jax.tree.map(with_sharding, args))
     grids.update(_grids(traced.jaxpr))
     return traced.lower(**options)
 
@@ -171,6 +176,7 @@ def compile_function(
 
 
 def _grids(jaxpr):
+  """(name, grid) of every Pallas kernel."""
   for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
     if eqn.primitive.name == "pallas_call":
       yield eqn.params["name"], eqn.params["grid_mapping"].grid

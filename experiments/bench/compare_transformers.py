@@ -148,7 +148,7 @@ def show(rows: list[tuple[dict, dict]]) -> str:
 
 
 def main():
-  out = records.open("outside")
+  out = records.open("compare_transformers")
   if _PYTHON.value is None:
     raise ValueError("--reference_python is needed; see --help")
   cases = [case for case in CASES if case.layer in _LAYERS.value]

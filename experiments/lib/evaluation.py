@@ -29,9 +29,9 @@ from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import LossByPosition, Validation, evaluate
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import LM
+from deltanet_jax.models.abstract import digest, weights_of
 from deltanet_jax.train import load_trained
 from deltanet_jax.train import workdir as folders
-from deltanet_jax.train.weights import digest, weights_of
 
 SHIPPED = "shipped"
 SPLITS = ("validation", "train")

@@ -16,7 +16,7 @@ def _exact(rows):
     cells = []
     for precision in _PRECISIONS:
       x = found.get((kernel, keys, precision))
-      cells.append(f"{x['error']:.1e} (chunk {x['chunk']})" if x else "–")
+      cells.append(f"{x['max_error']:.1e} (chunk {x['chunk']})" if x else "–")
     lines.append([f"`{kernel}`", keys, *cells])
   return table(["kernel", "keys", *_PRECISIONS], lines)
 
@@ -27,9 +27,9 @@ def _narrow(rows):
     [
       f"`{row['key']['kernel']}`",
       row["key"]["keys"],
-      str(row["key"]["size"]),
+      str(row["key"]["head_size"]),
       *(f"{row['metrics'][name]:.1e}" for name in ("o", "S")),
-      f"{row['metrics']['gradient']:.1e} ({row['metrics']['of_gradient']})",
+      f"{row['metrics']['gradient']:.1e} ({row['metrics']['worst_gradient']})",
     ]
     for row in rows
   ]

@@ -8,29 +8,29 @@ from experiments.lib.tables import table
 _TARGETS = ("v5e", "v6e", "v5p", "h100", "a100", "b200")
 _PROGRAMS = (
   "forward",
-  "saving forward",
+  "forward with residuals",
   "backward",
   "UT forward",
   "UT backward",
   "UT jax-triton",
   "step",
   "linear attention forward",
-  "linear attention saving forward",
+  "linear attention forward with residuals",
   "linear attention backward",
   "linear attention step",
   "short conv forward",
   "short conv backward",
-  "joint conv forward",
-  "joint conv backward",
+  "qkv conv forward",
+  "qkv conv backward",
   "head norm forward",
   "head norm backward",
   "attention forward",
   "attention backward",
   "rope",
 )
-_INPUTS = ("plain", "full", "channels")
+_INPUTS = ("plain", "full", "per_channel_full")
 # Gates of none or of heads, and of key channels; each as few inputs as can be, and all.
-_PAIRS = (("plain", "full"), ("gates of channels", "channels"))
+_PAIRS = (("plain", "full"), ("per_channel", "per_channel_full"))
 _SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
 
 
@@ -52,7 +52,7 @@ def _cell(rows, show, size):
 
 
 def _moved(row):
-  return f"{row['bytes_over_minimum']:.2f}"
+  return f"{row['hbm_over_minimum']:.2f}"
 
 
 def _cases(rows, *fields):
@@ -65,7 +65,7 @@ def bundles(row: dict) -> str:
   """Per token and head; of a kernel with loops, those of one round of each."""
   if row["bundles_per_token_head"] is not None:
     return f"{row['bundles_per_token_head']:.3g}"
-  return " / ".join(f"{n:,}" for n in row["loop_bundles"])
+  return " / ".join(f"{n:,}" for n in row["bundles_per_loop_iteration"])
 
 
 def tpu_table(rows: list[dict]) -> str:
@@ -127,7 +127,7 @@ def gpu_table(rows: list[dict], few: str, all_: str) -> str:
 
 def _shapes(row):
   """The shapes of a kernel's products; tcgen05 has its own in a descriptor."""
-  names = (re.search(r"m\d+n\d+(?=k)|tcgen05", kind)[0] for kind in row["products"])
+  names = (re.search(r"m\d+n\d+(?=k)|tcgen05", kind)[0] for kind in row["matmul_instructions"])
   return " ".join(sorted(dict.fromkeys(names)))
 
 
@@ -154,10 +154,10 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
       tile = both(shown, plain, full)
       name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
       cells = [cell(field) for field in ("registers", "spill_bytes", "barriers", "async_copies")]
-      cells += [both(_shapes, plain, full), cell("blocks_per_core"), cell("waves", ".2f")]
+      cells += [both(_shapes, plain, full), cell("blocks_per_sm"), cell("waves", ".2f")]
       lines.append([name, tile, *cells])
   header = ["kernel", "tile, warps, stages", "registers", "spilled bytes", "barriers"]
-  header += ["async copies", "products", "blocks per core", "waves"]
+  header += ["async copies", "matmul_instructions", "blocks per SM", "waves"]
   return table(header, lines)
 
 
@@ -193,7 +193,7 @@ def tables(rows: list[dict]) -> str:
   text += (
     "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
     " the tile of keys × values (of attention: a program's tokens × those of the other side that it"
-    " takes at a time), instructions in the code (once inside a loop), blocks per core, and how"
+    " takes at a time), instructions in the code (once inside a loop), blocks per SM, and how"
     " often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same with"
     " gates per key channel, alone / with S0 and documents.\n\n"
   )

@@ -9,16 +9,16 @@ def _cells(metrics):
     return ["–", "–"]
   if metrics["error"]:
     return ["does not compile", "–"]
-  loops = f", {metrics['loops']} loops once" if metrics["loops"] else ""
-  kernels = sum(metrics["kernels_over_input"].values())
-  return [f"{metrics['over_input']:.1f}{loops}", f"{kernels:.1f}"]
+  loops = f", {metrics['unknown_trip_counts']} loops once" if metrics["unknown_trip_counts"] else ""
+  kernels = sum(metrics["kernel_hbm_over_input"].values())
+  return [f"{metrics['hbm_over_input']:.1f}{loops}", f"{kernels:.1f}"]
 
 
 def tables(rows: list[dict]) -> str:
   found = {}
   for row in rows:
     key = row["key"]
-    tokens = f"{key['batch']} x {key['length']}" + (", documents" if key.get("documents") else "")
+    tokens = f"{key['batch']} x {key['length']}" + (", segments" if key.get("segments") else "")
     name = (key["preset"], key["mixer"], key["target"], tokens)
     found.setdefault(name, {})[key["backward"]] = row["metrics"]
   lines = [

@@ -43,7 +43,7 @@ def tables(rows: list[dict]) -> str:
       lines.append([f"{n}-gram of the row", *[f"{share}"] * len(sizes), *[full] * len(PAPER_SIZES)])
     parts.append(f"{told}\n\n{table(header, lines)}")
   return (
-    "Percent of letters, predict by the model, that the row's automaton accepts, by number of"
+    "Percent of predicted letters (argmax) that the row's automaton accepts, by number of"
     " training sequences; median of the seeds (lowest to highest), settings chosen by validation"
     " loss with the first seed.\n\n" + "\n".join(parts)
   )

@@ -1,4 +1,4 @@
-"""How all metrics look."""
+"""Matplotlib style shared by all figures."""
 
 import matplotlib
 from cycler import cycler

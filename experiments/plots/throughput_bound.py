@@ -6,7 +6,7 @@ from experiments.lib.tables import table
 from experiments.plots import style
 from experiments.plots.throughput import PAPER, PAPER_LENGTHS, TITLES, length_name
 
-_LIMITS = dict(flop="FLOP", hbm="HBM", links="links")
+_LIMITS = dict(compute="FLOP", hbm="HBM", interconnect="interconnect")
 
 
 def _found(rows):
@@ -31,19 +31,19 @@ def _by_length(of_machine, cell):
 def _bound(x):
   if not x["fits"]:
     return "none"
-  seconds = x["bound_seconds"]
-  return f"{x['bound_tokens_per_second']:,.0f} {_LIMITS[max(seconds, key=seconds.get)]}"
+  seconds = x["roofline_seconds"]
+  return f"{x['roofline_tokens_per_second']:,.0f} {_LIMITS[max(seconds, key=seconds.get)]}"
 
 
 def _parts(x):
   """What one device does in an update."""
-  compiled = sum(x["product_flops"].values()) + x["kernel_flops"]
+  compiled = sum(x["matmul_flops"].values()) + x["kernel_flops"]
   return [
     f"{x['memory']['total'] / 1e9:.1f}",
     f"{x['model_flops'] / x['devices'] / 1e12:.0f}",
     f"{compiled / 1e12:.0f}",
     f"{x['hbm_bytes'] / 1e9:,.0f}",
-    f"{x['sent_bytes'] / 1e9:.1f}",
+    f"{x['interconnect_bytes'] / 1e9:.1f}",
     x["remat"],
   ]
 
@@ -59,9 +59,8 @@ def tables(rows: list[dict]) -> str:
     " full rate. They are of this program: another may move less.\n"
   )
   for target, of_machine in found.items():
-    text += (
-      f"\n## {target}\n\n{table(['tokens/s at most', *lengths], _by_length(of_machine, _bound))}"
-    )
+    lines = _by_length(of_machine, _bound)
+    text += f"\n## {target}\n\n{table(['upper bound, tokens/s', *lengths], lines)}"
   paper = [[TITLES[name], *(f"{1000 * x:,.0f}" for x in values)] for name, values in PAPER.items()]
   text += f"\n## The paper, measured on one H100\n\n{table(['tokens/s', *lengths], paper)}"
   header = ["model", "machine", "length", "memory, GB", "model's TFLOP", "compiled TFLOP"]
@@ -117,5 +116,5 @@ def _curves(of_machine):
   curves = {}
   for (name, length), x in sorted(of_machine.items(), key=lambda y: y[0][1]):
     if x["fits"]:
-      curves.setdefault(name, {})[length] = x["bound_tokens_per_second"]
+      curves.setdefault(name, {})[length] = x["roofline_tokens_per_second"]
   return curves

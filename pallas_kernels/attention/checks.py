@@ -1,38 +1,32 @@
-"""What no kernel of softmax attention takes; imports no Pallas."""
+"""Limits of the softmax attention kernels; does not import Pallas."""
 
 import jax.numpy as jnp
 
-# What forward mode meets.
+# Raised by forward-mode autodiff of a kernel.
 NO_FORWARD_MODE = (
-  "forward mode (jax.jvp, jax.jacfwd, jax.linearize) is for attention with"
-  ' implementation="plain": the kernels have a backward by hand instead.'
+  "forward-mode autodiff (jax.jvp, jax.linearize, jax.hessian) is not supported by attention"
+  ' kernels: they define a custom VJP. Use implementation="plain".'
 )
-# Channels of a head: in the GPU's kernel a program holds whole heads of a block of tokens.
+# Channels of a head: a program of the GPU kernel holds full heads of a block of tokens.
 MAX_HEAD_SIZE = {"pallas_tpu": 256, "pallas_gpu": 128}
 _DTYPES = {"pallas_tpu": (jnp.bfloat16,), "pallas_gpu": (jnp.bfloat16, jnp.float16)}
 
 
 def unsupported_reason(name: str, q, k, v) -> str | None:
-  """Why the kernel of this name does not take q, k, v `[B L H d]`, in one sentence, or None.
+  """Return why the kernel `name` does not support q, k, v `[B L H d]`, or None if it does.
 
-  float32 is not taken: the kernels multiply it in one bfloat16 (TPU) or TF32 (GPU) pass.
+  float32 is unsupported: the kernels would multiply it in one bfloat16 (TPU) or TF32 (GPU) pass.
   """
   d = q.shape[3]
   if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES[name]:
     wanted = " or ".join(jnp.dtype(x).name for x in _DTYPES[name])
-    return (
-      f"{name} takes q, k, v of one dtype, {wanted}, got {q.dtype}, {k.dtype}, {v.dtype}; use"
-      ' implementation="plain"'
-    )
+    return f"{name} takes q, k, v of one dtype, {wanted}, got {q.dtype}, {k.dtype}, {v.dtype}"
   if d > MAX_HEAD_SIZE[name]:
-    return (
-      f"{name} takes heads of up to {MAX_HEAD_SIZE[name]} channels, got {d}; use"
-      ' implementation="plain"'
-    )
+    return f"{name} takes heads of up to {MAX_HEAD_SIZE[name]} channels, got {d}"
   return None
 
 
 def check_inputs(name: str, q, k, v):
-  """Raises what `unsupported_reason` says of these inputs."""
+  """Raise ValueError if the kernel `name` does not support these inputs."""
   if reason := unsupported_reason(name, q, k, v):
     raise ValueError(reason)

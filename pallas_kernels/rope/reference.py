@@ -24,10 +24,10 @@ def turn(x, positions, base):
 
 
 def unsupported_reason(x) -> str | None:
-  """Why the kernel does not take x [B L H d], in one sentence; None if it does."""
+  """Return why the kernel does not support x [B L H d], or None if it does."""
   H, d = x.shape[2:]
   if x.dtype not in (jnp.bfloat16, jnp.float32):
     return f"the kernel takes bfloat16 or float32, got {x.dtype}"
   if (H * d) % LANES or (d % LANES and LANES % d):
-    return f"the kernel takes whole groups of {LANES} channels, got {H} heads of {d}"
+    return f"the kernel takes full groups of {LANES} channels, got {H} heads of {d}"
   return None

@@ -156,9 +156,10 @@ def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
   with pytest.raises(ValueError, match="is a file"):
     prepare.prepare(source, tmp_path / "thesis.tex", BYTES)
   assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+  (tmp_path / "a/.partial").mkdir(parents=True)
   with (
-    prepare._locked(tmp_path / "a" / ".partial"),
-    pytest.raises(ValueError, match="Another process"),
+    files.locked(tmp_path / "a/.partial/lock"),
+    pytest.raises(ValueError, match=r"a is in use by process \d+ on .*: wait until it ends"),
   ):
     prepare.prepare(source, tmp_path / "a", BYTES)
 

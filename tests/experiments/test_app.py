@@ -62,7 +62,7 @@ def test_help_shows_all_flags(module):
     (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
     (
       ["experiments.bench.compare_transformers", "--allow_modified"],
-      "outside: --reference_python is needed; see --help",
+      "compare_transformers: --reference_python is needed; see --help",
     ),
     (
       ["experiments.aot.train_step_report"],

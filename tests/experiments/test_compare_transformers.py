@@ -18,7 +18,7 @@ def test_missing_packages_are_one_sentence(tmp_path):
 
 def test_rows_agree_in_float32():
   """Outputs all within 1e-5, gradients too for most; of both sides' float32 on any machine."""
-  rows = records.read("outside")
+  rows = records.read("compare_transformers")
   gradients = ("input_gradient", "weight_gradient")
   close = {row["key"]["mixer"] for row in rows if all(row["metrics"][x] < 1e-5 for x in gradients)}
   assert len(close) >= 4

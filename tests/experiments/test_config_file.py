@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from deltanet_jax.config import OptimizerConfig, TrainConfig
+from deltanet_jax.config import OptimizerConfig, TrainConfig, help_of
 from deltanet_jax.mixers import MIXERS, mixer_config
 from deltanet_jax.models.presets import FAMILIES
 from experiments.configs import tiny
@@ -72,16 +72,17 @@ def test_known_fields_pass():
   config_file._check_fields(config_file.load(f"{CONFIGS}/demo.py"), words)
 
 
-def test_help_has_every_field_with_default_and_comment():
+def test_help_lists_every_field_with_its_default_and_help_text():
   shown = config_help.text()
   for name, cls in (("", TrainConfig), ("optimizer.", OptimizerConfig)):
     for field in dataclasses.fields(cls):
       assert f"--config.{name}{field.name}" in shown
+      assert dataclasses.is_dataclass(field.type) or f"  {help_of(field)}\n" in shown
   for kind in MIXERS:
     section = shown.split(f"of the mixer {kind},")[1].split("of the mixer")[0]
     for field in dataclasses.fields(mixer_config(kind)):
       assert f"--config.model.mixers.NAME.{field.name}" in section
-  assert "--config.optimizer.learning_rate=0.0003       the highest, after the warm-up" in shown
+  assert "--config.optimizer.learning_rate=0.0003       Peak learning rate, reached" in shown
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.aot.hlo import HloModule
-from experiments.aot.hlo_text import arrays
+from experiments.aot.hlo import HloModule, arrays
 
 # A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
 # gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.
@@ -73,17 +72,17 @@ def test_loops_and_fusions_are_counted():
     "reduce-scatter": (4, 4 * 256),
   }
   # What is named after no group of devices is between pairs, of which each sends half.
-  assert program.sent_bytes() == 2 * 128 + 2 * 256
+  assert program.interconnect_bytes() == 2 * 128 + 2 * 256
   # The convolution has two places, each with one tap inside: 5 products for each of 4 x 6 x 2.
-  assert program.product_flops() == {"bf16": 3 * 2 * 8**3 + 2 * 48 * 5}
+  assert program.matmul_flops() == {"bf16": 3 * 2 * 8**3 + 2 * 48 * 5}
   assert program.kernels() == {"delta_rule_fwd": 3}
-  assert not program.unknown
+  assert not program.unknown_trip_counts
 
 
 def test_a_loop_without_a_count_is_named():
   program = HloModule(HLO.replace("direction=LT", "direction=NE"))
   assert program.collectives()["reduce-scatter"] == (1, 256)
-  assert program.unknown == {"while.2"}
+  assert program.unknown_trip_counts == {"while.2"}
 
 
 def test_an_upper_bound_for_branches():
@@ -196,7 +195,7 @@ def test_devices_of_a_collective(groups, size):
   reduce = "all-reduce(%p.2), channel_id=8,"
   hlo = HLO.replace(gather, f"{gather} {groups},").replace(reduce, f"{reduce} {groups},")
   # The gather of the loop stays between pairs.
-  assert HloModule(hlo).sent_bytes() == pytest.approx(
+  assert HloModule(hlo).interconnect_bytes() == pytest.approx(
     3 * 64 + 128 * (size - 1) / size + 4 * 256 * (size - 1) / size
   )
 

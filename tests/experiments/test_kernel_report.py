@@ -4,7 +4,7 @@ import pytest
 
 from deltanet_jax.chips import CHIPS
 from experiments.aot import kernel_cases, kernel_programs, targets
-from experiments.aot.resources import blocks_per_core
+from experiments.aot.resources import blocks_per_sm
 from experiments.aot.worker import Worker
 from pallas_kernels.common.tiling import TPU_VMEM_LIMIT
 
@@ -12,7 +12,7 @@ from pallas_kernels.common.tiling import TPU_VMEM_LIMIT
 BUNDLES = {
   "v5e": {
     ("plain", "forward"): 4.22,
-    ("plain", "saving forward"): 4.34,
+    ("plain", "forward with residuals"): 4.34,
     ("plain", "backward"): 4.82,
     ("plain", "forward", 1): 4.12,
     ("plain", "forward", 4): 4.32,
@@ -23,10 +23,10 @@ BUNDLES = {
     ("plain", "linear attention forward"): 1.27,
     ("plain", "linear attention backward"): 2.48,
     ("full", "linear attention backward"): 3.55,
-    ("channels", "linear attention forward"): 3.94,
-    ("channels", "linear attention backward"): 8.35,
-    ("channels", "forward"): 7.25,
-    ("channels", "backward"): 12.9,
+    ("per_channel_full", "linear attention forward"): 3.94,
+    ("per_channel_full", "linear attention backward"): 8.35,
+    ("per_channel_full", "forward"): 7.25,
+    ("per_channel_full", "backward"): 12.9,
     ("plain", "short conv forward"): 1.55,
     ("plain", "short conv backward"): 3.61,
     ("full", "short conv backward"): 3.95,
@@ -41,7 +41,7 @@ BUNDLES = {
 BYTES_OVER_MINIMUM = 1.1
 COUNTS_HELD = 0.05  # what is counted may differ by this share
 
-# Inputs -> kernel -> registers, barriers, asynchronous copies, shapes of products, blocks per core.
+# Inputs -> kernel -> registers, barriers, asynchronous copies, shapes of products, blocks per SM.
 H100_COUNTS = {
   "plain": dict(
     delta_rule_intra=(132, 8, 0, "m64n64", 3),
@@ -54,7 +54,7 @@ H100_COUNTS = {
     attention_fwd=(226, 7, 64, "m64n128", 1),
     attention_bwd=(255, 17, 72, "m64n64 m64n128", 1),
   ),
-  "documents": dict(
+  "segments": dict(
     delta_rule_fwd=(197, 20, 59, "m64n32 m64n64", 2),
     delta_rule_dstates=(191, 30, 59, "m64n32 m64n64", 2),
     delta_rule_grads=(200, 28, 0, "m64n64", 2),
@@ -64,7 +64,7 @@ H100_COUNTS = {
     delta_rule_dstates=(144, 42, 60, "m64n32", 2),
     delta_rule_grads=(255, 79, 0, "m64n64", 2),
   ),
-  "gates of channels": dict(
+  "per_channel": dict(
     delta_rule_intra=(238, 42, 0, "m64n32 m64n64", 2),
     delta_rule_fwd=(148, 21, 0, "m64n32", 3),
     delta_rule_dscores=(168, 12, 24, "m64n64", 3),
@@ -83,8 +83,10 @@ def report(target, inputs, dtype="bfloat16"):
   rows = []
   with Worker(targets.one(target), dump=True) as worker:
     for program in kernel_cases.PROGRAMS[platform]:
-      case = kernel_cases.KernelCase(program, dtype, 128, 128, chunk, inputs).normal(target)
-      if not case.served(target):
+      case = kernel_cases.KernelCase(program, dtype, 128, 128, chunk, inputs).with_supported_chunk(
+        target
+      )
+      if not case.supported(target):
         continue
       found = worker.call(kernel_programs.measure, target, case)
       rows += [key | metrics for key, metrics in found]
@@ -98,12 +100,14 @@ def test_tpu_kernels_keep_their_counts(target):
   with Worker(targets.one(target), dump=True) as worker:
     for (inputs, program, *heads), bundles in BUNDLES[target].items():
       case = kernel_cases.KernelCase(program, "bfloat16", 128, 128, 128, inputs, *heads)
-      ((key, row),) = worker.call(kernel_programs.measure, target, case.normal(target))
+      ((key, row),) = worker.call(
+        kernel_programs.measure, target, case.with_supported_chunk(target)
+      )
       assert row["compiles"], (key, row["error"])
       assert row["bundles_per_token_head"] == pytest.approx(bundles, rel=COUNTS_HELD), key
-      assert not row["loop_bundles"] and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
+      assert not row["bundles_per_loop_iteration"] and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
       if inputs == "plain" and program in ("forward", "step"):
-        assert row["bytes_over_minimum"] <= BYTES_OVER_MINIMUM, key
+        assert row["hbm_over_minimum"] <= BYTES_OVER_MINIMUM, key
 
 
 # Of one round of a loop over blocks of 512 tokens, for two heads of 64: without and with a mask.
@@ -121,14 +125,14 @@ def test_attention_keeps_its_counts_on_tpu(target):
       case = kernel_cases.KernelCase(program, "bfloat16", 64, 64, None, "plain")
       ((key, row),) = worker.call(kernel_programs.measure, target, case)
       assert row["compiles"], (key, row["error"])
-      assert row["loop_bundles"] == pytest.approx(bundles, rel=COUNTS_HELD), key
-      assert row["bytes_over_minimum"] <= 1.15 and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
+      assert row["bundles_per_loop_iteration"] == pytest.approx(bundles, rel=COUNTS_HELD), key
+      assert row["hbm_over_minimum"] <= 1.15 and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["h100", "a100", "b200"])
 def test_attention_on_gpu_spills_nothing(target):
-  """With documents, and each array crosses HBM once; blocks per core are what chose the tiles."""
+  """With documents, and each array crosses HBM once; blocks per SM are what chose the tiles."""
   blocks = {}
   with Worker(targets.one(target), dump=True) as worker:
     for d in (64, 128):
@@ -136,8 +140,8 @@ def test_attention_on_gpu_spills_nothing(target):
         case = kernel_cases.KernelCase(program, "bfloat16", d, d, None, "full")
         ((key, row),) = worker.call(kernel_programs.measure, target, case)
         assert row["compiles"], (key, row["error"])
-        assert row["spill_bytes"] == 0 and row["bytes_over_minimum"] <= 1.02, key
-        blocks[d, program] = row["blocks_per_core"]
+        assert row["spill_bytes"] == 0 and row["hbm_over_minimum"] <= 1.02, key
+        blocks[d, program] = row["blocks_per_sm"]
   small = dict(h100=2, a100=2, b200=1)[target]
   assert list(blocks.values()) == [2, small, 1, 1], blocks
 
@@ -150,9 +154,13 @@ def test_float32_products_take_six_passes_on_tpu():
     for dtype in ("bfloat16", "float32"):
       case = kernel_cases.KernelCase("forward", dtype, 128, 128, 128, "plain")
       ((_, row),) = worker.call(kernel_programs.measure, "v6e", case)
-      assert set(row["products"]) == {"bf16"}
+      assert set(row["matmul_instructions"]) == {"bf16"}
       # Programs of different dtypes take different numbers of heads at a time.
-      products[dtype] = row["products"]["bf16"] * row["bundles_per_token_head"] / row["bundles"]
+      products[dtype] = (
+        row["matmul_instructions"]["bf16"]
+        * row["bundles_per_token_head"]
+        / row["bundles_per_grid_step"]
+      )
   assert products["float32"] >= 6 * products["bfloat16"]
 
 
@@ -163,25 +171,25 @@ def test_float32_products_take_six_passes_on_tpu():
     ("h100", "bfloat16", "full"),
     ("h100", "float32", "full"),
     ("a100", "bfloat16", "full"),
-    ("a100", "bfloat16", "documents"),
-    ("h100", "bfloat16", "channels"),
-    ("a100", "bfloat16", "channels"),
-    ("b200", "bfloat16", "channels"),
+    ("a100", "bfloat16", "segments"),
+    ("h100", "bfloat16", "per_channel_full"),
+    ("a100", "bfloat16", "per_channel_full"),
+    ("b200", "bfloat16", "per_channel_full"),
   ],
 )
 def test_gpu_kernels_compile(target, dtype, inputs):
   limit = CHIPS[target].on_chip
   for row in report(target, inputs, dtype):
     assert row["shared_bytes"] <= limit, row["kernel"]
-    assert not any("tf32" in kind for kind in row["products"]), row["kernel"]
-    if target == "h100" or (inputs == "channels" and not row["kernel"].endswith("_step")):
+    assert not any("tf32" in kind for kind in row["matmul_instructions"]), row["kernel"]
+    if target == "h100" or (inputs == "per_channel_full" and not row["kernel"].endswith("_step")):
       assert row["spill_bytes"] == 0, row["kernel"]
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("inputs", H100_COUNTS)
 def test_gpu_tiles_give_what_chose_them(inputs):
-  """H100, bfloat16: registers, barriers, asynchronous copies, products, blocks per core."""
+  """H100, bfloat16: registers, barriers, asynchronous copies, products, blocks per SM."""
   rows = {row["kernel"]: row for row in report("h100", inputs)}
   for kernel, (registers, barriers, copies, shapes, blocks) in H100_COUNTS[inputs].items():
     row = rows[kernel]
@@ -189,9 +197,11 @@ def test_gpu_tiles_give_what_chose_them(inputs):
     assert row["registers"] == pytest.approx(registers, rel=COUNTS_HELD), kernel
     assert row["barriers"] == pytest.approx(barriers, rel=COUNTS_HELD), kernel
     assert row["async_copies"] == pytest.approx(copies, rel=COUNTS_HELD), kernel
-    found = {shape for shape in shapes.split() for kind in row["products"] if shape in kind}
-    assert found == set(shapes.split()) and len(found) == len(row["products"]), kernel
-    assert row["blocks_per_core"] == blocks, kernel
+    found = {
+      shape for shape in shapes.split() for kind in row["matmul_instructions"] if shape in kind
+    }
+    assert found == set(shapes.split()) and len(found) == len(row["matmul_instructions"]), kernel
+    assert row["blocks_per_sm"] == blocks, kernel
 
 
 @pytest.mark.parametrize(
@@ -206,6 +216,6 @@ def test_gpu_tiles_give_what_chose_them(inputs):
     ("b200", 128, 144, 64, 256, 2),  # tensor memory
   ],
 )
-def test_blocks_per_core(chip, threads, registers, shared, columns, blocks):
+def test_blocks_per_sm(chip, threads, registers, shared, columns, blocks):
   block = dict(threads=threads, registers=registers, shared_bytes=shared * 1024)
-  assert blocks_per_core(CHIPS[chip].nvidia, **block, tensor_columns=columns) == blocks
+  assert blocks_per_sm(CHIPS[chip].nvidia, **block, tensor_memory_columns=columns) == blocks

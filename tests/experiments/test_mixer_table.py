@@ -27,4 +27,4 @@ def test_says_how_each_mixer_is_computed(markdown):
   for kind in MIXERS:
     mixer = mixer_class(kind)
     assert mixer.decode in ("state", "cache", "history")
-    assert all((mixer.engine, mixer.efficient_form, mixer.kernels)), kind
+    assert all((mixer.operator, mixer.efficient_form, mixer.kernels)), kind

@@ -7,9 +7,11 @@ from experiments.aot import roofline, targets, train_step
 
 
 def test_the_slowest_resource_bounds():
-  x = dict(product_flops=dict(bf16=197e12), kernel_flops=197e12, hbm_bytes=8.2e11, sent_bytes=1e11)
-  seconds = train_step.bound_seconds(CHIPS["v5e"], x)
-  assert seconds == pytest.approx(dict(flop=2.0, hbm=1.0, links=0.5))
+  x = dict(
+    matmul_flops=dict(bf16=197e12), kernel_flops=197e12, hbm_bytes=8.2e11, interconnect_bytes=1e11
+  )
+  seconds = train_step.roofline_seconds(CHIPS["v5e"], x)
+  assert seconds == pytest.approx(dict(compute=2.0, hbm=1.0, interconnect=0.5))
 
 
 @pytest.mark.parametrize("name", ["h100x8", "v5e:4x4"])
@@ -22,7 +24,7 @@ def test_every_device_has_as_many_tokens(name, length):
   assert cfg.data.batch % machine.size == 0
 
 
-FITS = dict(fits=True, bound_seconds=dict(flop=2.0, hbm=1.0, links=0.5))
+FITS = dict(fits=True, roofline_seconds=dict(compute=2.0, hbm=1.0, interconnect=0.5))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,6 @@ def test_remat_only_where_it_must_be(monkeypatch, name, made, remat):
   metrics = roofline.measure("deltanet", 2048, targets.machine(name))
   assert metrics["remat"] == remat
   if made[remat] is FITS:
-    assert metrics["bound_tokens_per_second"] == 16384 / 2
+    assert metrics["roofline_tokens_per_second"] == 16384 / 2
   else:
     assert metrics["error"] == "a crash" and not metrics["fits"]

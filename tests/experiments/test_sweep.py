@@ -9,10 +9,10 @@ import signal
 import jax
 import pytest
 
+from deltanet_jax import device_batches
 from deltanet_jax.data import StateTracking, mad
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
-from deltanet_jax.train import device_batches
 from deltanet_jax.train.step import make_trainer
 from experiments.configs import mad as mad_table
 from experiments.configs import mqar, regbench

@@ -1,7 +1,7 @@
-"""Every mixer is its formula: a loop over tokens that knows nothing of this library agrees.
+"""Every mixer equals a NumPy loop over tokens that is written from its formula.
 
-The loops are in `plain`, one file per kind. That they notice wrong constants and signs is tested
-too: a changed source is run in place of the mixer's.
+The loops are in `numpy_reference`, one file per mixer. Mutation tests check that they notice wrong
+constants and signs: the mixer's source is changed and the mutated mixer must differ from its loop.
 """
 
 import importlib
@@ -16,35 +16,35 @@ from deltanet_jax.mixers import MIXERS
 from deltanet_jax.ops.testing import rel_rms
 from tests.mixers import numpy_reference
 from tests.support.mixers import CASES, make
-from tests.support.mutated_mixers import make_changed
+from tests.support.mutated_mixers import make_mutated, mutated_source
 
 TOLERANCE = 1e-9
-PLAIN = {
+REFERENCES = {
   name: importlib.import_module(f"{numpy_reference.__name__}.{name}")
   for _, name, _ in pkgutil.iter_modules(numpy_reference.__path__)
 }
-CHANGES = [
-  pytest.param(kind, *change, id=f"{kind}-{i}")
-  for kind, module in PLAIN.items()
-  for i, change in enumerate(module.CHANGES)
+MUTATIONS = [
+  pytest.param(kind, *mutation, id=f"{kind}-{i}")
+  for kind, module in REFERENCES.items()
+  for i, mutation in enumerate(module.MUTATIONS)
 ]
 
 
 def error(mixer, x, kind):
-  """How far a mixer is from the plain loop with the same weights, for the first row."""
+  """Relative RMS error of a mixer against the NumPy loop with its weights, on one sequence."""
   got = jax.jit(lambda mixer, x: mixer(x))(mixer, x[:1])[0]
-  return rel_rms(got, PLAIN[kind].plain(mixer, np.asarray(x[0])))
+  return rel_rms(got, REFERENCES[kind].plain(mixer, np.asarray(x[0])))
 
 
-@pytest.mark.parametrize("name", [name for name, cfg in CASES.items() if cfg.kind in PLAIN])
-def test_equals_a_loop_written_from_its_formula(name):
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_numpy_reference(name):
   assert error(*make(name), CASES[name].kind) < TOLERANCE
 
 
-def test_every_mixer_has_a_loop_of_its_own():
-  assert set(PLAIN) == set(MIXERS)
-  for kind, module in PLAIN.items():
-    assert len(module.CHANGES) >= 3, kind
+def test_every_mixer_has_an_independent_reference():
+  assert set(REFERENCES) == set(MIXERS)
+  for kind, module in REFERENCES.items():
+    assert len(module.MUTATIONS) >= 3, kind
     source = inspect.getsource(module) + inspect.getsource(numpy_reference)
     assert not any(
       line.startswith(("import ", "from ")) and ("deltanet_jax" in line or "jax" in line.split())
@@ -52,11 +52,17 @@ def test_every_mixer_has_a_loop_of_its_own():
     ), kind
 
 
+@pytest.mark.parametrize(("kind", "old", "new"), MUTATIONS)
+def test_mutation_applies_to_the_current_source(kind, old, new):
+  """The fast half of the test below: finds stale patterns without running a mutated mixer."""
+  compile(mutated_source(kind, old, new), kind, "exec")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "old", "new"), CHANGES)
+@pytest.mark.parametrize(("kind", "old", "new"), MUTATIONS)
 def test_a_wrong_constant_or_sign_is_noticed(kind, old, new):
   errors = {}
   for name in (name for name, cfg in CASES.items() if cfg.kind == kind):
-    errors[name] = error(*make_changed(name, old, new), kind)
-  # Some changes concern a variant of the mixer alone.
+    errors[name] = error(*make_mutated(name, old, new), kind)
+  # Some mutations affect only one variant of the mixer.
   assert max(errors.values()) > 1e4 * TOLERANCE, errors

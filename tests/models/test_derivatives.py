@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deltanet_jax.models import preset
+from deltanet_jax.models.chunked_logits import batch_totals
 from deltanet_jax.ops.testing import rel_rms
-from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
 
 RNG = np.random.default_rng(0)
@@ -91,5 +91,5 @@ def test_second_order_without_jit_and_unrolled():
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_forward_mode_of_chunks_names_what_takes_it(jit):
   model, d = model_of("deltanet")
-  with pytest.raises(TypeError, match=r'forward mode.*implementation="recurrent"'):
+  with pytest.raises(TypeError, match=r'forward-mode.*implementation="recurrent"'):
     jax.jvp(jit(loss), (model,), (d,))

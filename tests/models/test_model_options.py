@@ -10,10 +10,10 @@ from jax import lax
 from deltanet_jax.mixers import Layer, build_mixer, mixer_config
 from deltanet_jax.models import build, preset
 from deltanet_jax.models.channel_mix import ChannelMix
+from deltanet_jax.models.chunked_logits import batch_totals
 from deltanet_jax.models.hgrn2_lower_bounds import LowerBounds
 from deltanet_jax.ops.matmul import matmul
 from deltanet_jax.ops.testing import rel_rms
-from deltanet_jax.train.loss import batch_totals
 from tests.support.models import random_model
 
 B, L, SPLIT = 2, 9, 5

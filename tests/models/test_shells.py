@@ -148,7 +148,7 @@ def test_first_weights_of_outputs_and_convolutions():
   "changes,says",
   [
     (dict(tied=True, head_bias=True), "tied and head_bias"),
-    (dict(autoencoder=1, width=7), "width is 7, expected an even one"),
+    (dict(autoencoder=1, width=7), "width is 7, expected an even number"),
     (dict(embedding_dropout=1.0), "embedding_dropout is 1.0"),
   ],
 )

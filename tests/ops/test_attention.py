@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
-from deltanet_jax.ops.attention import masked
+from deltanet_jax.ops.attention import xla
 from deltanet_jax.ops.testing import rel_rms
 
 B, L, H, Hk, d = 2, 11, 4, 2, 4
@@ -80,8 +80,8 @@ def test_queries_in_blocks(monkeypatch, packed, window, block, groups):
     return o, *pull(jnp.cos(o))
 
   want = jax.jit(value_and_gradients)()
-  monkeypatch.setattr(masked, "_BLOCK", block)
-  monkeypatch.setattr(masked, "_GROUPS", groups)
+  monkeypatch.setattr(xla, "_BLOCK", block)
+  monkeypatch.setattr(xla, "_GROUPS", groups)
   program = jax.jit(lambda: value_and_gradients())
   assert "scan" in str(jax.make_jaxpr(program)())
   for got, wanted in zip(program(), want, strict=True):

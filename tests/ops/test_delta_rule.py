@@ -368,7 +368,7 @@ def test_forward_mode(implementation):
 
 @pytest.mark.parametrize("gate", ["none", "scalar"])
 def test_second_order_gradients(gate):
-  """Reverse over reverse works; forward mode is refused."""
+  """Reverse over reverse works; forward mode raises."""
   inputs = jax_inputs(Spec(L=10, H=1, dk=4, gate=gate))
 
   def hessian_row(implementation):
@@ -381,7 +381,7 @@ def test_second_order_gradients(gate):
     assert rel_rms(got[name], want[name]) < 1e-10, name
   loss = lambda v: jnp.sin(delta_rule(**{**inputs, "v": v})[0]).sum()
   for function in (loss, jax.grad(loss)):
-    with pytest.raises(TypeError, match=r'forward mode.* is for implementation="recurrent"'):
+    with pytest.raises(TypeError, match=r'forward-mode .*="recurrent" or "parallel"'):
       jax.jvp(function, (inputs["v"],), (inputs["v"],))
 
 
@@ -463,9 +463,12 @@ def test_empty_tokens_are_refused(no_type_checks):
     ({"segment_ids": jnp.zeros((2, 8))}, "segment_ids has shape (2, 8) and dtype float64"),
     ({"chunk": 48}, "chunk is 48, expected a power of two"),
     ({"chunk": 0}, "chunk is 0, expected a power of two"),
-    ({"implementation": "cuda"}, "implementation is 'cuda', expected one of ['recurrent'"),
+    ({"implementation": "cuda"}, "implementation is 'cuda', expected one of ['pallas_tpu'"),
     ({"implementation": "recurrent", "interpret": True}, "interpret=True is for Pallas kernels"),
-    ({"inverse_precision": "bf16"}, "inverse_precision='bf16' is for kernels"),
+    (
+      {"inverse_precision": "bf16"},
+      "inverse_precision is 'bf16', expected None",
+    ),
   ],
 )
 def test_wrong_input_is_named(change, message, no_type_checks):

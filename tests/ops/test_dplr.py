@@ -102,7 +102,7 @@ def test_forward_mode_is_the_recurrences():
   grads = jax.grad(run(None))(inputs)
   want = sum(jnp.vdot(grads[name], x) for name, x in inputs.items())
   np.testing.assert_allclose(along, want, rtol=1e-10)
-  with pytest.raises(TypeError, match=r'forward mode.* is for implementation="recurrent"'):
+  with pytest.raises(TypeError, match=r'forward-mode .* only with implementation="recurrent"'):
     jax.jvp(run(None), (inputs,), (inputs,))
   over = [jax.jvp(jax.grad(run(form)), (inputs,), (inputs,))[1] for form in (None, "recurrent")]
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
@@ -116,7 +116,7 @@ def test_forward_mode_is_the_recurrences():
   x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 7, 8)))
   _, along = jax.jvp(loss("recurrent"), (x,), (jnp.cos(x),))
   np.testing.assert_allclose(along, jnp.vdot(jax.grad(loss(None))(x), jnp.cos(x)), rtol=1e-8)
-  with pytest.raises(TypeError, match="forward mode"):
+  with pytest.raises(TypeError, match="forward-mode"):
     jax.jvp(loss(None), (x,), (x,))
 
 

@@ -57,7 +57,7 @@ def rel_error(x, want):
 
 def test_wrong_inputs_are_clear_errors(no_type_checks):
   x = inputs(3)
-  with pytest.raises(ValueError, match="B has dtype float64, expected a complex one"):
+  with pytest.raises(ValueError, match="B has dtype float64, expected a complex dtype"):
     state_space(**x | dict(B=x["B"].real))
   with pytest.raises(ValueError, match=r"C has shape \(3, 3\), expected \[d, N\]"):
     state_space(**x | dict(C=x["C"][:, :3]))

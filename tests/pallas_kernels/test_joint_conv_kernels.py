@@ -38,7 +38,7 @@ def draw(segments):
 
 def run(graph, x, ids):
   qkv, beside = graph
-  return qkv(x, ids, None, beside=beside)[0]
+  return qkv(x, ids, None, extra=beside)[0]
 
 
 def with_gradients(graph, weights, x, ids, dtype):

@@ -113,5 +113,5 @@ def test_what_no_kernel_takes_is_said():
     run(h=jnp.zeros_like(inputs["v"]))
   with pytest.raises(ValueError, match="interpret=True is for Pallas kernels"):
     linear_attention(**inputs, interpret=True)
-  with pytest.raises(TypeError, match="recurrent and chunkwise of linear_attention"):
+  with pytest.raises(TypeError, match=r'forward-mode .*"chunkwise" or "recurrent"'):
     jax.jvp(lambda v: run(v=v), (inputs["v"],), (inputs["v"],))

@@ -102,7 +102,7 @@ def test_platform_takes_its_kernel(platform, call):
 def test_refusals():
   x, kernel = jnp.zeros((1, 8, 96)), jnp.zeros((4, 96))
   for name, match in (
-    ("pallas_tpu", "whole groups of 128 channels, got 96 in heads of 96; use"),
+    ("pallas_tpu", "full groups of 128 channels, got 96 in heads of 96; use"),
     ("pallas_gpu", "heads of a power of two up to 512 channels, got 96 in heads of 96; use"),
   ):
     with pytest.raises(ValueError, match=match):

@@ -7,9 +7,9 @@ import sys
 import jax
 import numpy as np
 
+from deltanet_jax import device_batches
 from deltanet_jax.config import MeshConfig
 from deltanet_jax.models import preset
-from deltanet_jax.train import device_batches
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer

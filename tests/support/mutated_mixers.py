@@ -1,4 +1,4 @@
-"""A mixer whose source has been changed, to see whether tests notice."""
+"""Mutation testing of mixers: replace one expression in a mixer's source and build the result."""
 
 import dataclasses
 import inspect
@@ -12,31 +12,44 @@ from deltanet_jax.mixers import mixer_class
 from tests.support.mixers import CASES, D, make
 
 
-def _changed_class(kind, old, new):
-  original = mixer_class(kind)
-  source = inspect.getsource(sys.modules[original.__module__])
-  assert old in source, f"{old!r} is not in the source of {kind}."
-  module = types.ModuleType("changed_mixer")
-  # Decorators of the settings look their module up.
+def mutated_source(kind, old, new):
+  """Source of the module that defines this mixer, with `old` replaced by `new`.
+
+  Raises:
+    ValueError: `old` does not occur exactly once, so the mutation is stale or ambiguous.
+  """
+  module = sys.modules[mixer_class(kind).__module__]
+  source = inspect.getsource(module)
+  if source.count(old) != 1:
+    raise ValueError(
+      f"{old!r} occurs {source.count(old)} times in {module.__name__}, expected once: update the"
+      f" mutations of {kind!r}."
+    )
+  return source.replace(old, new)
+
+
+def _mutated_class(kind, old, new):
+  module = types.ModuleType("mutated_mixer")
+  # The dataclass decorator looks up the module of a class in sys.modules.
   sys.modules[module.__name__] = module
   try:
-    exec(compile(source.replace(old, new), "changed_mixer", "exec"), module.__dict__)
+    exec(compile(mutated_source(kind, old, new), module.__name__, "exec"), module.__dict__)
   finally:
     del sys.modules[module.__name__]
-  return getattr(module, original.__name__)
+  return getattr(module, mixer_class(kind).__name__)
 
 
-def _given(cfg):
-  """What the case itself sets; the rest are defaults, and those may have changed."""
+def _explicit_settings(cfg):
+  """Fields that differ from the defaults; the others keep the defaults, which may be mutated."""
   fields = ((field, getattr(cfg, field.name)) for field in dataclasses.fields(cfg))
   return {field.name: value for field, value in fields if value != field.default}
 
 
-def make_changed(name, old, new):
-  """The mixer and the input of `make`, `old` replaced by `new` in the mixer's module."""
-  changed = _changed_class(CASES[name].kind, old, new)
-  cfg = changed.Config(**_given(CASES[name]))
-  mixer = jax.eval_shape(lambda: changed(cfg, D, rngs=nnx.Rngs(params=0)))
+def make_mutated(name, old, new):
+  """Mixer and input of `make(name)`, with `old` replaced by `new` in the mixer's module."""
+  mutated = _mutated_class(CASES[name].kind, old, new)
+  cfg = mutated.Config(**_explicit_settings(CASES[name]))
+  mixer = jax.eval_shape(lambda: mutated(cfg, D, rngs=nnx.Rngs(params=0)))
   original, x = make(name)
   weights = jax.tree.leaves(original)
   assert [w.shape for w in weights] == [w.shape for w in jax.tree.leaves(mixer)]

@@ -68,7 +68,7 @@ def test_the_one_before_a_damaged_one_is_read(run, tmp_path, how, capfd):
   before = contents(workdir)
   assert load_trained(workdir, report=said.append).step == 8
   assert len(said) == 1 and "checkpoint 12" in said[0] and "8 is taken" in said[0]
-  with pytest.raises(ValueError, match=r"no whole checkpoint to read: 12 is damaged \("):
+  with pytest.raises(ValueError, match=r"no intact checkpoint: 12 is damaged \("):
     load_trained(workdir, 12)
   damage(workdir, 8, "truncated")
   with pytest.raises(ValueError, match=r"8 is damaged \(a file is truncated\); 12 is damaged \("):
@@ -148,3 +148,10 @@ def test_exports_are_whole_or_not_there(run, tmp_path, monkeypatch):
         save(trained, tmp_path / "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
   assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_all_checkpoints_were_damaged(run, tmp_path):
+  shutil.copy(run / "config.json", tmp_path)
+  (tmp_path / "damaged/12").mkdir(parents=True)
+  with pytest.raises(ValueError, match="no checkpoint left: all of them were damaged and moved to"):
+    load_trained(tmp_path)

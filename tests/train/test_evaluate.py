@@ -102,7 +102,7 @@ def test_the_command(run, tmp_path):
   output = finish(launch(words))
   (row,) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
   own = last(run)
-  assert {name: row["figures"][name] for name in own} == own
+  assert {name: row["metrics"][name] for name in own} == own
   assert f"bits_per_byte {own['bits_per_byte']:.4f}" in output and "evaluating: 100%" in output
   assert row["key"]["step"] == 12 and "experiments.evaluate" in row["provenance"]["command"]
 
@@ -143,7 +143,7 @@ def test_a_tokenizer_of_ones_own_through_every_command(kind, tmp_path):
   command("export", f"--workdir={run}", f"--output={public}", "--format=safetensors")
   assert command("generate", f"--checkpoint={public}", "--text=7 words").startswith("7 words")
   rows = [json.loads(row) for row in (tmp_path / "out/records.jsonl").read_text().splitlines()]
-  by_split = {row["key"]["split"]: row["figures"] for row in rows if row["key"]["model"] == "run"}
+  by_split = {row["key"]["split"]: row["metrics"] for row in rows if row["key"]["model"] == "run"}
   own = last(run)
   assert {name: by_split["validation"][name] for name in own} == own
   assert by_split["all"]["bytes"] == by_split["train"]["bytes"] + by_split["validation"]["bytes"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from deltanet_jax.data import CorpusTask
+from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import PreemptionError, load_trained, save_weights, workdir
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
-from deltanet_jax.train.weights import weights_of
 from tests.support.training import numbers, tiny, train_on
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from deltanet_jax.interop import save_fla
 from deltanet_jax.models import preset
+from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import InitFrom, PreemptionError, check_start, load_trained, save_weights
 from deltanet_jax.train.preemption import Stop
-from deltanet_jax.train.weights import weights_of
 from tests.support.training import (
   finish,
   free_address,
@@ -95,6 +95,7 @@ def changed(**changes):
   "cfg, said",
   [
     (changed(vocab=300), r"model\.vocab = 260, the configuration has 300"),
+    (changed(logit_cap=30.0), r"model\.logit_cap = None, the configuration has 30\.0"),
     (changed(mlp_multiple=64), r"model\.mlp_inner = 96, the configuration has 128"),
     (changed(conv=0), r"model\.mixers\.deltanet\.conv = 4, the configuration has 0"),
     (changed(activation="elu"), r"model\.mixers\.deltanet\.activation = 'silu', .* has 'elu'"),

@@ -10,8 +10,8 @@ import pytest
 from deltanet_jax.config import from_json, to_json
 from deltanet_jax.interop import load_fla, save_fla
 from deltanet_jax.mixers import mixer_config
+from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import check_start, load_trained, save_weights
-from deltanet_jax.train.weights import weights_of
 from tests.support.training import tiny, train_on
 
 
@@ -47,7 +47,7 @@ def test_no_run(tmp_path):
 
 def test_config_survives_json():
   assert from_json(to_json(tiny()), mixer_config) == tiny()
-  with pytest.raises(ValueError, match="not of this version"):
+  with pytest.raises(ValueError, match="unknown or missing fields"):
     from_json(to_json(tiny()) | {"colour": "blue"}, mixer_config)
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from jax import lax
 
+from deltanet_jax import device_batches
 from deltanet_jax.data import StateTracking
 from deltanet_jax.eval import Validation
 from deltanet_jax.models import preset
+from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.models.stack import Stack
-from deltanet_jax.train import PreemptionError, device_batches, loop
+from deltanet_jax.train import PreemptionError, loop
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer
-from deltanet_jax.train.weights import weights_of
 from tests.support.models import random_model
 from tests.support.training import numbers, silent, tiny
 
@@ -72,7 +73,7 @@ def test_logits_of_targets_that_count_alone_give_the_same_loss_and_gradients(sco
 def test_more_targets_than_declared_are_refused():
   cfg = small()
   cfg.data.scored = 4
-  with pytest.raises(ValueError, match=r"5 targets of a row count, but data\.scored is 4"):
+  with pytest.raises(ValueError, match=r"a sequence has 5 scored targets, but data\.scored is 4"):
     gradients(cfg)
 
 

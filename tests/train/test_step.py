@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deltanet_jax.train import device_batches
+from deltanet_jax import device_batches
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.step import make_trainer

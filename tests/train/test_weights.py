@@ -1,8 +1,8 @@
 """What a model says of its weights before they exist."""
 
 from deltanet_jax.models import preset
+from deltanet_jax.models.abstract import abstract_model
 from deltanet_jax.sharding import RULES
-from deltanet_jax.train.weights import abstract_model
 
 
 def test_every_weight_names_its_axes():

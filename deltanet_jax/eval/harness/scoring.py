@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.eval.target_logprobs import target_logprobs
 from deltanet_jax.generate.loop import left_pad
 from deltanet_jax.models import LM
+from deltanet_jax.models.chunked_logits import target_logprobs
 
 _LEAST = 8  # tokens; the shortest bucket
 Tokens = tuple[int, ...]

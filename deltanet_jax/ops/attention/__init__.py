@@ -1,4 +1,4 @@
-"""Causal softmax attention: whole sequences, and new tokens against a cache of old ones."""
+"""Causal softmax attention: on sequences, and of new tokens against a KV cache."""
 
 from deltanet_jax.ops.attention.api import causal_attention
 from deltanet_jax.ops.attention.cache import Cache, cached_attention, init_cache

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.attention.forms import attend, portable
+from deltanet_jax.ops.attention.xla import attend, portable_implementation
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.layer_state import LayerState, read, write, write_at
 from deltanet_jax.ops.segments import segment_positions
@@ -71,7 +71,7 @@ def cached_attention(
   if L == 1:
     return _step(q, read(new_k), read(new_v), mask), new
   k, v = (x.swapaxes(1, 2).astype(q.dtype) for x in (k_heads, v_heads))
-  return attend(q, k, v, mask, portable(q)), new
+  return attend(q, k, v, mask, portable_implementation(q)), new
 
 
 def _step(q, k, v, mask):

@@ -1,28 +1,22 @@
-"""The delta rule for users: checks, dtypes and the choice of implementation."""
+"""Public functions of the delta rule: argument checks and dispatch."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import (
   check_chunk,
   check_floating,
   check_gate,
-  check_implementation,
   check_inputs,
   check_qk,
   check_segment_ids,
   check_token,
 )
 from deltanet_jax.ops.delta_rule import parallel
-from deltanet_jax.ops.delta_rule.implementations import FORMS, Implementation, fastest
+from deltanet_jax.ops.delta_rule.implementations import DELTA_RULE, Options
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.inputs import cast_all, scaled_heads
 from deltanet_jax.ops.layer_state import LayerState
 from deltanet_jax.ops.segments import number_segments
-from pallas_kernels.common.autodiff import reverse_only
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
-
-# Forms without a backward by hand.
-_FORWARD_MODE = ("recurrent", "parallel")
 
 
 def delta_rule(
@@ -36,66 +30,53 @@ def delta_rule(
   segment_ids: Int[Array, "B L"] | None = None,
   scale: float = 1.0,
   chunk: int | None = None,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
   inverse_precision: str | None = None,
   interpret: bool = False,
 ) -> tuple[Float[Array, "B L Hv dv"], Float[Array, "B Hv dk dv"]]:
-  """S_t = S' + k_t (x) beta_t (v_t - k_t S'), S' = exp(g_t) S_{t-1}; o_t = scale q_t S_t.
+  """Apply the (gated) delta rule to a sequence.
 
-  Keys should have norm 1 and beta lie in (0, 1), or (0, 2) for negative eigenvalues; nothing is
-  normalised here. Gradients flow to q, k, v, beta, g and S0, by reverse mode to any order; forward
-  mode (jvp) is for "recurrent" and "parallel".
+  S_t = S' + k_t (x) beta_t (v_t - k_t S'), S' = exp(g_t) S_{t-1}; o_t = scale q_t S_t.
+
+  Keys should have norm 1 and beta should be in (0, 1), or in (0, 2) to allow negative eigenvalues;
+  nothing is normalized here. q, k, v, beta, g and S0 are differentiable, in reverse mode to any
+  order. Forward mode (`jax.jvp`) needs implementation "recurrent" or "parallel".
 
   Args:
-    v: Hv is a multiple of H; value head j goes with key head j // (Hv / H).
-    g: log decay (<= 0) per head, or per head and key channel.
-    S0: state before the first token, zeros if None.
-    segment_ids: segments packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first segment of a row, the returned S to the last.
-    chunk: largest chunk, a power of two; None is the implementation's best: 32 for head sizes up
-      to 128 and 64 above in plain JAX, 64 on GPU, 128 on TPU.
-    implementation: "recurrent" (a scan over tokens), "chunkwise" (a scan over
-      chunks, products inside), "parallel" (L x L matrices), "pallas_tpu", "pallas_gpu" (fused
-      kernels), "triton" (the paper's kernel through jax-triton). A named one runs or raises. None
-      takes the fastest that the platform has for these inputs, this process's or the one named
-      by `compiling_for`; "by_platform" leaves the same choice to lowering (for one platform at a
-      time, as Pallas demands), at the price of tracing them all.
-    inverse_precision: how a kernel multiplies inside (I + A)^-1, "bf16", "bf16x3", "bf16x6" or
+    q: Queries.
+    k: Keys.
+    v: Values. Hv is a multiple of H; value head j uses key head j // (Hv / H).
+    beta: Step size (learning rate) of each token's update.
+    g: Log decay (<= 0): a per-head (scalar) gate or a per-channel (vector) gate; None for no decay.
+    S0: State before the first token, zeros if None.
+    segment_ids: Segments of packed sequences. The state is reset to zero wherever the id changes;
+      S0 belongs to the first segment of a sequence, the returned S to the last.
+    scale: Factor of the queries, usually dk**-0.5.
+    chunk: Maximum chunk size, a power of two. None is the implementation's best: in plain JAX 32
+      for head sizes up to 128 and 64 above, 64 on GPU, 128 on TPU.
+    implementation: "recurrent" (scan over tokens), "chunkwise" (scan over chunks, matmuls inside),
+      "parallel" (L x L matrices), "pallas_tpu" or "pallas_gpu" (fused kernels), "triton" (the
+      paper's kernel through jax-triton). A named implementation runs or raises. None selects the
+      fastest one that the target platform (see `compiling_for`) has for these inputs.
+    inverse_precision: Matmul precision of a kernel inside (I + A)^-1: "bf16", "bf16x3", "bf16x6" or
       "substitution"; None is exact to float32 for float32 inputs. Plain JAX is always exact.
-    interpret: runs a Pallas kernel on the CPU; refused by implementations without one.
+    interpret: Run a Pallas kernel in interpret mode on the CPU.
 
   Returns:
-    o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
+    o in v's dtype, and the last state S in float32 (float64 for float64 inputs).
+
+  Raises:
+    ValueError: if shapes or dtypes are wrong, or the named implementation is unknown or does not
+      support the inputs.
   """
   check_inputs(q, k, v, beta=beta, g=g, S0=S0, segment_ids=segment_ids)
   check_chunk(chunk)
-  form = _form(implementation, interpret) or fastest(q, k, v, beta, g, S0)
-  options = dict(scale=float(scale), chunk=chunk)
-  if form.kernel:
-    options["inverse_precision"] = inverse_precision
-  elif inverse_precision is not None:
-    raise ValueError(
-      f"inverse_precision={inverse_precision!r} is for kernels, and implementation"
-      f" {implementation!r} always inverts exactly."
-    )
-  if interpret:
-    options["interpret"] = True
   inputs = (q, k, v, beta, g, S0)
-  if implementation not in _FORWARD_MODE:
-    inputs = reverse_only(inputs, NO_FORWARD_MODE)
-  return form.run(*inputs, segment_ids, **options)
-
-
-def _form(implementation, interpret):
-  """The form of this name, None for no name."""
-  if implementation is not None:
-    check_implementation(implementation, FORMS)
-  form = FORMS.get(implementation)
-  if interpret and not (form and form.interprets):
-    raise ValueError(
-      f"interpret=True is for Pallas kernels, and implementation {implementation!r} is none."
-    )
-  return form
+  entry = DELTA_RULE.resolve(implementation, *inputs, interpret=interpret)
+  # A named "chunkwise" computes in chunks; as the default it may scan over tokens where faster.
+  primal = "fastest" if implementation is None and chunk is None else "chunks"
+  options = Options(float(scale), chunk, inverse_precision, interpret, primal)
+  return entry.run(*DELTA_RULE.guard_forward_mode(entry, inputs), segment_ids, options)
 
 
 def delta_rule_step(
@@ -107,20 +88,30 @@ def delta_rule_step(
   g_t: Float[Array, "B Hv"] | Float[Array, "B Hv dk"] | None = None,
   *,
   scale: float = 1.0,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
   interpret: bool = False,
 ) -> tuple[Float[Array, "B Hv dv"], Float[Array, "B Hv dk dv"] | LayerState]:
-  """One decoding token: `delta_rule` for L = 1 that continues from S.
+  """Apply the delta rule to one decoding token, starting from state S.
 
   Args:
-    S: the state, or the `LayerState` of a stack of states; returned as it was given.
-    implementation: as of `delta_rule`. Plain forms share one step in JAX, differentiable; a
-      kernel's, for decoding only, reads and writes the state once.
+    q_t: Query. The other token arguments are as in `delta_rule`, without the length axis.
+    k_t: Key.
+    v_t: Value.
+    beta_t: Step size.
+    S: The state, or the `LayerState` of one layer in a stack of states.
+    g_t: Log decay.
+    scale: Factor of the query.
+    implementation: As in `delta_rule`. All plain implementations share one differentiable step in
+      JAX. A kernel's step is for decoding only and reads and writes the state once.
+    interpret: Run a Pallas kernel in interpret mode on the CPU.
+
+  Returns:
+    o_t, and the new state as the same type as S.
   """
   check_token(q_t, k_t, v_t)
-  form = _form(implementation, interpret) or fastest(q_t, k_t, v_t, beta_t, g_t, S)
-  options = dict(scale=float(scale), interpret=True) if interpret else dict(scale=float(scale))
-  return form.step((q_t, k_t, v_t, beta_t), S, g_t, **options)
+  token = (q_t, k_t, v_t, beta_t)
+  entry = DELTA_RULE.resolve(implementation, *token, g_t, S, interpret=interpret)
+  return entry.step(token, S, g_t, float(scale), interpret)
 
 
 def delta_rule_attention(
@@ -132,7 +123,16 @@ def delta_rule_attention(
   segment_ids: Int[Array, "B L"] | None = None,
   scale: float = 1.0,
 ) -> Float[Array, "B Hv L L"]:
-  """The L x L matrix A of the fully parallel form: o = A v where the state starts from zero."""
+  """Return the L x L attention matrix A of the parallel form: o = A v for a zero initial state.
+
+  Args:
+    q: Queries. All arguments are as in `delta_rule`.
+    k: Keys.
+    beta: Step sizes.
+    g: Log decay.
+    segment_ids: Segments of packed sequences.
+    scale: Factor of the queries.
+  """
   check_qk(q, k)
   B, L, H, dk = q.shape
   if beta.ndim != 3 or beta.shape[:2] != (B, L) or beta.shape[2] % H or beta.shape[2] == 0:
@@ -144,8 +144,6 @@ def delta_rule_attention(
   check_floating(q=q, k=k, beta=beta, g=g)
   check_segment_ids(segment_ids, (B, L))
   dtype = state_dtype(q, k, beta, g)
-  segments = None if segment_ids is None else number_segments(segment_ids)
-  q, k = (jnp.repeat(x.astype(dtype), Hv // H, axis=2) for x in (q * scale, k))
-  g = None if g is None else g.astype(dtype)
+  q, k = scaled_heads(q, k, scale, Hv, dtype)
   with matmul_precision_for(k.dtype):
-    return parallel.attention(q, k, beta.astype(dtype), g, segments)
+    return parallel.attention(q, k, *cast_all(dtype, beta, g), number_segments(segment_ids))

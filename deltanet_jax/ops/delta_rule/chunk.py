@@ -35,7 +35,7 @@ class Inverse(NamedTuple):
 
 def chunk_decay(x):
   """Decay factors of the chunk, None without gate and segments."""
-  return decays.chunk_decay(x.g, x.segments, x.carried_document, x.v.dtype)
+  return decays.chunk_decay(x.g, x.segments, x.carried_segment, x.v.dtype)
 
 
 def _causal(C, dtype):
@@ -55,7 +55,7 @@ def intra(x):
   return decay, P, KK
 
 
-def missing(x, KK, decay):
+def rounding_error(x, KK, decay):
   """What rounding took from A = beta K K^T, to about 2^-32.
 
   K is cut at a grid so coarse (8 bits) that sums of products are exact; its rest is small.

@@ -1,151 +1,167 @@
-"""The table of implementations of the delta rule: by name, what runs and which step decodes.
+"""Table of the delta rule's implementations, for sequences and for decoding steps."""
 
-What a kernel does not take it refuses itself (`pallas_kernels.delta_rule.checks`).
-"""
-
-import dataclasses
-from collections.abc import Callable
-from typing import Literal
-
-import jax.numpy as jnp
-from jax import lax
+from typing import NamedTuple
 
 from deltanet_jax.ops import layer_state
 from deltanet_jax.ops.delta_rule import chunkwise, parallel
 from deltanet_jax.ops.delta_rule.recurrent import recurrent
-from deltanet_jax.ops.dispatch import target_platform
+from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.inputs import cast_all, initial_state, scaled_heads
 from deltanet_jax.ops.layer_state import LayerState
 from deltanet_jax.ops.segments import number_segments
 from pallas_kernels.delta_rule.checks import unsupported_reason
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-  """One way to compute the delta rule.
+class Options(NamedTuple):
+  """Options of `delta_rule` that every `run(q, k, v, beta, g, S0, segment_ids, options)` gets."""
 
-  `run(q, k, v, beta, g, S0, segment_ids, scale=, chunk=)` and `step(token, S, g_t, scale=)`; a
-  kernel's `run` takes inverse_precision too, and `interpret` where it has an interpreter.
-  """
+  scale: float
+  chunk: int | None
+  inverse_precision: str | None
+  interpret: bool
+  primal: chunkwise.Primal  # of "chunkwise": how to compute calls that are not differentiated
 
-  run: Callable
-  step: Callable
-  kernel: bool = False
-  interprets: bool = False
+  def check_exact(self, name):
+    """Raise ValueError if an inverse precision was requested from an exact implementation."""
+    if self.inverse_precision is not None:
+      raise ValueError(
+        f"inverse_precision is {self.inverse_precision!r}, expected None for implementation"
+        f" {name!r}: it is for kernels, plain JAX always inverts exactly."
+      )
+
+  def for_kernel(self):
+    """The keyword arguments of a kernel."""
+    return dict(scale=self.scale, chunk=self.chunk, inverse_precision=self.inverse_precision)
 
 
-def _plain(form):
-  """A form over inputs of one dtype, with as many key heads as value heads."""
+def _same_heads(name, form):
+  """Wrap a form that takes inputs of one dtype, with as many key heads as value heads."""
 
-  def run(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
-    del chunk  # the whole sequence is one, or each token
+  def run(q, k, v, beta, g, S0, segment_ids, options):
+    options.check_exact(name)
     dtype = state_dtype(q, k, v, beta, g, S0)
-    segments = None if segment_ids is None else number_segments(segment_ids)
-    heads = v.shape[2] // q.shape[2]
-    q, k = (jnp.repeat(x.astype(dtype), heads, axis=2) for x in (q * scale, k))
-    g = None if g is None else g.astype(dtype)
+    S0 = _initial_state(q, v, S0, dtype)
+    q, k = scaled_heads(q, k, options.scale, v.shape[2], dtype)
+    inputs = cast_all(dtype, v, beta, g)
     with matmul_precision_for(v.dtype):
-      S0 = _state(q, v, S0, dtype)
-      o, S = form(q, k, v.astype(dtype), beta.astype(dtype), g, S0, segments)
+      o, S = form(q, k, *inputs, S0, number_segments(segment_ids))
     return o.astype(v.dtype), S
 
   return run
 
 
-def _state(q, v, S0, dtype):
-  shape = (q.shape[0], v.shape[2], q.shape[3], v.shape[3])
-  return jnp.zeros(shape, dtype) if S0 is None else S0.astype(dtype)
+def _initial_state(q, v, S0, dtype):
+  return initial_state(S0, (q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype)
 
 
-def _chunkwise(q, k, v, beta, g, S0, segment_ids, *, primal="chunks", **options):
-  segments = None if segment_ids is None else number_segments(segment_ids)
-  S0 = _state(q, v, S0, state_dtype(q, k, v, beta, g, S0))
-  return chunkwise.chunkwise(q, k, v, beta, g, S0, segments, primal=primal, **options)
+def _chunkwise(q, k, v, beta, g, S0, segment_ids, options):
+  options.check_exact("chunkwise")
+  S0 = _initial_state(q, v, S0, state_dtype(q, k, v, beta, g, S0))
+  how = dict(scale=options.scale, chunk=options.chunk, primal=options.primal)
+  return chunkwise.chunkwise(q, k, v, beta, g, S0, number_segments(segment_ids), **how)
 
 
-def _fastest_plain(*inputs, chunk, **options):
-  """Chunks for gradients; where none are taken and no chunk is asked for, tokens if faster."""
-  primal = "fastest" if chunk is None else "chunks"
-  return _chunkwise(*inputs, chunk=chunk, primal=primal, **options)
+# Kernels are imported inside functions: Pallas and Triton are slow to import.
 
 
-def _kernel(name):
-  """A function of `pallas_kernels.delta_rule`, imported when it is called: it is heavy."""
+def _pallas_tpu(*arguments):
+  from pallas_kernels.delta_rule import delta_rule_tpu
 
-  def run(q, k, v, beta, g, S0, segment_ids, **options):
-    from pallas_kernels import delta_rule as kernels
-
-    return getattr(kernels, name)(q, k, v, beta, g, S0, segment_ids, **options)
-
-  return run
+  *inputs, options = arguments
+  return delta_rule_tpu(*inputs, **options.for_kernel(), interpret=options.interpret)
 
 
-def _kernel_step(name):
-  """The same of a decoding step; it changes a slot's state where it lies."""
+def _pallas_gpu(*arguments):
+  from pallas_kernels.delta_rule import delta_rule_gpu
 
-  def step(token, S, g_t, **options):
-    from pallas_kernels import delta_rule as kernels
-
-    run = getattr(kernels, name)
-    if not isinstance(S, LayerState):
-      return run(*token, S, g_t, **options)
-    o, stack = run(*token, S.stack, g_t, layer=S.layer, **options)
-    return o, LayerState(stack, S.layer)
-
-  return step
+  *inputs, options = arguments
+  return delta_rule_gpu(*inputs, **options.for_kernel(), interpret=options.interpret)
 
 
-_recurrent = _plain(recurrent)
+def _triton(*arguments):
+  from pallas_kernels.delta_rule import delta_rule_triton
+
+  *inputs, options = arguments
+  return delta_rule_triton(*inputs, **options.for_kernel())
 
 
-def _recurrent_step(token, S, g_t, *, scale):
+_recurrent = _same_heads("recurrent", recurrent)
+
+
+# Steps: step((q_t, k_t, v_t, beta_t), S, g_t, scale, interpret).
+
+
+def _recurrent_step(token, S, g_t, scale, interpret):
+  del interpret
   q, k, v, beta = (x[:, None] for x in token)
   g = None if g_t is None else g_t[:, None]
-  o, new = _recurrent(q, k, v, beta, g, layer_state.read(S), None, scale=scale, chunk=None)
+  options = Options(scale, None, None, False, "chunks")
+  o, new = _recurrent(q, k, v, beta, g, layer_state.read(S), None, options)
   return o[:, 0], layer_state.write(S, new)
 
 
-def _by_platform(q, k, v, beta, g, S0, segment_ids, **options):
-  """Every platform's own form in one program; lowering keeps the one it is for."""
-  inputs = (q, k, v, beta, g, S0, segment_ids)
-  if unsupported_reason(*inputs[:6], channels=True):
-    return _chunkwise(*inputs, **options)
-  forms = {name: lambda x, form=form: FORMS[form].run(*x, **options) for name, form in _BY_PLATFORM}
-  return lax.platform_dependent(inputs, **forms)
+def _pallas_tpu_step(token, S, g_t, scale, interpret):
+  from pallas_kernels.delta_rule import delta_rule_step_tpu
+
+  return _step_in_place(delta_rule_step_tpu, token, S, g_t, scale, interpret)
 
 
-def _step_by_platform(token, S, g_t, **options):
-  if unsupported_reason(*token, g_t, S, channels=True):
-    return _recurrent_step(token, S, g_t, **options)
-  forms = {
-    name: lambda *x, form=form: FORMS[form].step(*x, **options) for name, form in _BY_PLATFORM
-  }
-  return lax.platform_dependent(token, S, g_t, **forms)
+def _pallas_gpu_step(token, S, g_t, scale, interpret):
+  from pallas_kernels.delta_rule import delta_rule_step_gpu
+
+  return _step_in_place(delta_rule_step_gpu, token, S, g_t, scale, interpret)
 
 
-# Named as `lax.platform_dependent` does.
-_BY_PLATFORM = (("tpu", "pallas_tpu"), ("cuda", "pallas_gpu"), ("default", "chunkwise"))
-_FASTEST = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
-
-FORMS = {
-  "recurrent": Form(_recurrent, _recurrent_step),
-  "chunkwise": Form(_chunkwise, _recurrent_step),
-  "parallel": Form(_plain(parallel.parallel), _recurrent_step),
-  "pallas_tpu": Form(
-    _kernel("delta_rule_tpu"), _kernel_step("delta_rule_step_tpu"), kernel=True, interprets=True
-  ),
-  "pallas_gpu": Form(
-    _kernel("delta_rule_gpu"), _kernel_step("delta_rule_step_gpu"), kernel=True, interprets=True
-  ),
-  "triton": Form(_kernel("delta_rule_triton"), _kernel_step("delta_rule_step_gpu"), kernel=True),
-  "by_platform": Form(_by_platform, _step_by_platform),
-}
-Implementation = Literal[tuple(FORMS)]
+def _step_in_place(step, token, S, g_t, scale, interpret):
+  """Run a step kernel; it updates the state of a `LayerState` inside its stack."""
+  if not isinstance(S, LayerState):
+    return step(*token, S, g_t, scale=scale, interpret=interpret)
+  o, stack = step(*token, S.stack, g_t, layer=S.layer, scale=scale, interpret=interpret)
+  return o, LayerState(stack, S.layer)
 
 
-def fastest(q, k, v, beta, g, S0) -> Form:
-  """The platform's fastest form for these inputs, of a sequence or a token."""
-  form = FORMS.get(_FASTEST.get(target_platform()))
-  if form is None or unsupported_reason(q, k, v, beta, g, S0, channels=True):
-    return Form(_fastest_plain, _recurrent_step)
-  return form
+# Inputs are (q, k, v, beta, g, S0), [B L ..] of a sequence or [B ..] of one token.
+
+
+def _pallas_reason(q, k, v, beta, g, S0):
+  return unsupported_reason(q, k, v, beta, g, S0, channels=True)
+
+
+def _triton_reason(q, k, v, beta, g, S0):
+  # Its decoding step is that of pallas_gpu, which has per-channel gates.
+  return unsupported_reason(q, k, v, beta, g, S0, channels=v.ndim == 3)
+
+
+DELTA_RULE = Operator(
+  "delta_rule",
+  {
+    "pallas_tpu": Entry(
+      run=_pallas_tpu,
+      step=_pallas_tpu_step,
+      default_on=("tpu",),
+      unsupported_reason=_pallas_reason,
+      interpretable=True,
+      forward_mode=False,
+    ),
+    "pallas_gpu": Entry(
+      run=_pallas_gpu,
+      step=_pallas_gpu_step,
+      default_on=("gpu",),
+      unsupported_reason=_pallas_reason,
+      interpretable=True,
+      forward_mode=False,
+    ),
+    "triton": Entry(
+      run=_triton,
+      step=_pallas_gpu_step,
+      unsupported_reason=_triton_reason,
+      forward_mode=False,
+    ),
+    "chunkwise": Entry(
+      run=_chunkwise, step=_recurrent_step, default_on=PLATFORMS, forward_mode=False
+    ),
+    "recurrent": Entry(run=_recurrent, step=_recurrent_step),
+    "parallel": Entry(run=_same_heads("parallel", parallel.parallel), step=_recurrent_step),
+  },
+)

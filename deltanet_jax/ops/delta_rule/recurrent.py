@@ -21,9 +21,9 @@ def recurrent(q, k, v, beta, g, S0, segments):
   # Recomputing a step from the state before it halves what is kept, and memory is what costs.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(S, token):
-    q, k, v, beta, g, new_document = token
-    if new_document is not None:
-      S = jnp.where(new_document[:, None, None], 0, S)
+    q, k, v, beta, g, segment_start = token
+    if segment_start is not None:
+      S = jnp.where(segment_start[:, None, None], 0, S)
     if g is not None:
       S = jnp.exp(g if g.ndim == 2 else g[:, None])[..., None] * S
     R = beta[:, None] * (v - jnp.einsum("nk,nkv->nv", k, S))
@@ -31,13 +31,13 @@ def recurrent(q, k, v, beta, g, S0, segments):
     return S, jnp.einsum("nk,nkv->nv", q, S)
 
   B, L, H, dv = v.shape
-  new_document = None
+  segment_start = None
   if segments is not None:
-    new_document = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
-    new_document = jnp.broadcast_to(new_document[:, :, None], (B, L, H))
+    segment_start = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+    segment_start = jnp.broadcast_to(segment_start[:, :, None], (B, L, H))
   tokens = jax.tree.map(
     lambda x: jnp.moveaxis(x, 1, 0).reshape(L, B * H, *x.shape[3:]),
-    (q, k, v, beta, g, new_document),
+    (q, k, v, beta, g, segment_start),
   )
   S, o = lax.scan(step, S0.reshape(B * H, *S0.shape[2:]), tokens)
   return jnp.moveaxis(o.reshape(L, B, H, dv), 0, 1), S.reshape(S0.shape)

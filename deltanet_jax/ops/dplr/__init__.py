@@ -1,5 +1,5 @@
-"""The generalised delta rule, whose transition is diagonal plus low rank."""
+"""Recurrence with a diagonal plus low rank (DPLR) transition; generalizes the delta rule."""
 
-from deltanet_jax.ops.dplr.api import dplr, dplr_step
+from deltanet_jax.ops.dplr.api import DPLR, dplr, dplr_step
 
-__all__ = ["dplr", "dplr_step"]
+__all__ = ["DPLR", "dplr", "dplr_step"]

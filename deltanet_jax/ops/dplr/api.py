@@ -1,6 +1,4 @@
-"""The DPLR recurrence for users: checks, dtypes and the choice of implementation."""
-
-from typing import Literal, get_args
+"""Public functions of the DPLR recurrence: argument checks, implementations and dispatch."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -8,13 +6,14 @@ from jaxtyping import Array, Float, Int
 from deltanet_jax.ops.checks import (
   check_chunk,
   check_floating,
-  check_implementation,
   check_inputs,
   check_qk,
   check_shape,
 )
+from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dplr import chunkwise, reference
 from deltanet_jax.ops.dtypes import matmul_precision_for, state_dtype
+from deltanet_jax.ops.inputs import cast_all, initial_state, scaled_heads
 from deltanet_jax.ops.nonfinite import (
   has_nonfinite,
   nonfinite_reach,
@@ -23,10 +22,6 @@ from deltanet_jax.ops.nonfinite import (
   zero_nonfinite_gate,
 )
 from deltanet_jax.ops.segments import number_segments, segment_starts
-from pallas_kernels.common.autodiff import reverse_only
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
-
-Implementation = Literal["recurrent", "chunkwise"]
 
 
 def dplr(
@@ -41,25 +36,33 @@ def dplr(
   segment_ids: Int[Array, "B L"] | None = None,
   scale: float = 1.0,
   chunk: int = 32,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
 ) -> tuple[Float[Array, "B L H dv"], Float[Array, "B H dk dv"]]:
-  """S_t = exp(g_t) S_{t-1} - b_t (x) (a_t S_{t-1}) + k_t (x) v_t; o_t = scale q_t S_t.
+  """Apply a recurrence with a diagonal plus low rank (DPLR) transition to a sequence.
 
-  The paper writes the transition of the transposed state, D_t - a_t b_t^T. Whether it contracts is
-  the caller's business: b a positive multiple of a, small enough, is one way. The delta rule
-  is a = exp(g) k, b = beta k with beta v for v; linear attention is a = b = 0. Gradients flow to
-  q, k, v, a, b, g and S0, by reverse mode; forward mode (jvp) is for "recurrent".
+  S_t = exp(g_t) S_{t-1} - b_t (x) (a_t S_{t-1}) + k_t (x) v_t; o_t = scale q_t S_t.
+
+  The paper writes the transition of the transposed state, D_t - a_t b_t^T. The caller must ensure
+  that it contracts, for instance with b a small positive multiple of a. The delta rule is
+  a = exp(g) k, b = beta k with beta v for v; linear attention is a = b = 0. q, k, v, a, b, g and S0
+  are differentiable in reverse mode; forward mode (`jax.jvp`) needs implementation "recurrent".
 
   Args:
-    g: log decay (<= 0) per head, or per head and key channel.
-    S0: state before the first token, zeros if None.
-    segment_ids: segments packed into one row. The state starts from zero wherever the id
-      changes; S0 belongs to the first segment of a row, the returned S to the last.
-    chunk: largest chunk of the chunkwise form, a power of two.
-    implementation: "recurrent" is the definition, "chunkwise" the default.
+    q: Queries.
+    k: Keys.
+    v: Values.
+    a: Vectors that read the state before the update.
+    b: Vectors along which that reading is subtracted.
+    g: Log decay (<= 0): a per-head (scalar) gate or a per-channel (vector) gate; None for no decay.
+    S0: State before the first token, zeros if None.
+    segment_ids: Segments of packed sequences. The state is reset to zero wherever the id changes;
+      S0 belongs to the first segment of a sequence, the returned S to the last.
+    scale: Factor of the queries.
+    chunk: Maximum chunk size of "chunkwise", a power of two.
+    implementation: "recurrent" (the definition) or "chunkwise"; None selects "chunkwise".
 
   Returns:
-    o in v's dtype, and the last state S, float32 (float64 for float64 inputs).
+    o in v's dtype, and the last state S in float32 (float64 for float64 inputs).
   """
   check_qk(q, k)
   check_shape("v", v, (*q.shape[:3], *v.shape[3:]), "[B, L, H, dv]")
@@ -68,28 +71,43 @@ def dplr(
     check_shape(name, x, q.shape, "q's [B, L, H, dk]")
   check_floating(a=a, b=b)
   check_chunk(chunk)
-  implementation = implementation or "chunkwise"
-  check_implementation(implementation, get_args(Implementation))
   B, _, H, dk = q.shape
-  dtype = state_dtype(q, k, v, a, b, g, S0)
-  segments = None if segment_ids is None else number_segments(segment_ids)
-  S0 = jnp.zeros((B, H, dk, v.shape[3]), dtype) if S0 is None else S0.astype(dtype)
-  if implementation == "chunkwise":
-    q, k, v, a, b, g, S0 = reverse_only((q, k, v, a, b, g, S0), NO_FORWARD_MODE)
-    bad, before = has_nonfinite(k, v, a, b, gate=g), has_nonfinite(S0[:, None])[:, 0]
-    own = has_nonfinite(q)
-    q, k, v, a, b, S0 = map(zero_nonfinite, (q, k, v, a, b, S0))
-    if segment_ids is not None:
-      # A segment's first token has no state before it to read.
-      a = jnp.where(segment_starts(segment_ids)[:, :, None, None], 0, a)
-    options = dict(scale=float(scale), chunk=chunk)
-    o, S = chunkwise.chunkwise(q, k, v, a, b, zero_nonfinite_gate(g), S0, segments, **options)
-    return propagate_nonfinite(o, S, nonfinite_reach(bad, segments, before=before), own)
-  q, k, wide_v, a, b = (x.astype(dtype) for x in (q * scale, k, v, a, b))
-  g = None if g is None else g.astype(dtype)
+  S0 = initial_state(S0, (B, H, dk, v.shape[3]), state_dtype(q, k, v, a, b, g, S0))
+  inputs = (q, k, v, a, b, g, S0)
+  entry = DPLR.resolve(implementation, *inputs)
+  inputs = DPLR.guard_forward_mode(entry, inputs)
+  return entry.run(*inputs, segment_ids, float(scale), chunk)
+
+
+def _recurrent(q, k, v, a, b, g, S0, segment_ids, scale, chunk):
+  del chunk
+  q, k = scaled_heads(q, k, scale, v.shape[2], S0.dtype)
+  inputs = cast_all(S0.dtype, v, a, b, g)
   with matmul_precision_for(v.dtype):
-    o, S = reference.recurrent(q, k, wide_v, a, b, g, S0, segments)
+    o, S = reference.recurrent(q, k, *inputs, S0, number_segments(segment_ids))
   return o.astype(v.dtype), S
+
+
+def _chunkwise(q, k, v, a, b, g, S0, segment_ids, scale, chunk):
+  segments = number_segments(segment_ids)
+  bad, before = has_nonfinite(k, v, a, b, gate=g), has_nonfinite(S0[:, None])[:, 0]
+  own = has_nonfinite(q)
+  q, k, v, a, b, S0 = map(zero_nonfinite, (q, k, v, a, b, S0))
+  if segment_ids is not None:
+    # The first token of a segment has no previous state to read.
+    a = jnp.where(segment_starts(segment_ids)[:, :, None, None], 0, a)
+  options = dict(scale=scale, chunk=chunk)
+  o, S = chunkwise.chunkwise(q, k, v, a, b, zero_nonfinite_gate(g), S0, segments, **options)
+  return propagate_nonfinite(o, S, nonfinite_reach(bad, segments, before=before), own)
+
+
+DPLR = Operator(
+  "dplr",
+  {
+    "chunkwise": Entry(run=_chunkwise, default_on=PLATFORMS, forward_mode=False),
+    "recurrent": Entry(run=_recurrent),
+  },
+)
 
 
 def dplr_step(
@@ -103,7 +121,10 @@ def dplr_step(
   *,
   scale: float = 1.0,
 ) -> tuple[Float[Array, "B H dv"], Float[Array, "B H dk dv"]]:
-  """One decoding token: `dplr` for L = 1 that continues from S."""
+  """Apply the DPLR recurrence to one decoding token, starting from state S.
+
+  Arguments are those of `dplr`, without the length axis.
+  """
   o, S = dplr(
     *(x[:, None] for x in (q_t, k_t, v_t, a_t, b_t)),
     g=None if g_t is None else g_t[:, None],

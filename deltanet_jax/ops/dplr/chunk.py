@@ -16,7 +16,7 @@ from deltanet_jax.ops import decay as decays
 
 
 class Inputs(NamedTuple):
-  """Chunks of heads; `carried_document`, that of a chunk's first state, is one number per chunk."""
+  """Chunks of heads; `carried_segment`, that of a chunk's first state, is one number per chunk."""
 
   q: jax.Array
   k: jax.Array
@@ -25,12 +25,12 @@ class Inputs(NamedTuple):
   b: jax.Array
   g: jax.Array | None
   segments: jax.Array | None
-  carried_document: jax.Array | None
+  carried_segment: jax.Array | None
 
 
 def chunk_decay(x):
   """Decay factors of the chunk, None without gate and segments."""
-  return decays.chunk_decay(x.g, x.segments, x.carried_document, x.v.dtype)
+  return decays.chunk_decay(x.g, x.segments, x.carried_segment, x.v.dtype)
 
 
 def _up(x):

@@ -50,18 +50,18 @@ def chunkwise(q, k, v, a, b, g, S0, segments, *, scale, chunk):
   """
   B, L, H, dk = q.shape
   sizes = _sizes(B * H, L, max(dk, v.shape[3]), chunk)
-  carried_document = None
+  carried_segment = None
   if segments is not None:
     # A chunk starts from the state of the token before it, S0 belongs to the first segment.
     before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
-    segments, carried_document = (
+    segments, carried_segment = (
       jnp.broadcast_to(x[:, :, None], (B, L, H)) for x in (segments, before)
     )
     segments = _split(segments, sizes, mode="edge")
-    carried_document = _split(carried_document, sizes, mode="edge")[..., 0]
+    carried_segment = _split(carried_segment, sizes, mode="edge")[..., 0]
   parts = (None if x is None else _split(x, sizes) for x in (q, k, v, a, b, g))
   S0 = S0.reshape(-1, sizes.G, *S0.shape[2:])
-  o, S = _chunkwise(Inputs(*parts, segments, carried_document), S0, scale)
+  o, S = _chunkwise(Inputs(*parts, segments, carried_segment), S0, scale)
   o = jnp.moveaxis(o, 3, 1).reshape(B, H, -1, o.shape[-1])[:, :, :L]
   return jnp.moveaxis(o, 1, 2), S.reshape(B, H, *S.shape[2:])
 
@@ -125,7 +125,7 @@ def _backward(scale, residuals, cotangents):
   # Asked for here too: the backward is traced after the forward's context has ended.
   with matmul_precision_for(inputs.v.dtype):
     dS0, grads = lax.map(one_group, (inputs, saved, do, dS_last))
-  return Inputs(*grads, segments=None, carried_document=None), dS0
+  return Inputs(*grads, segments=None, carried_segment=None), dS0
 
 
 _chunkwise.defvjp(_forward, _backward)

@@ -17,9 +17,9 @@ def recurrent(q, k, v, a, b, g, S0, segments):
 
   def one_head(q, k, v, a, b, g, S0, segments):
     def body(S, x):
-      new_document, token = x
-      if new_document is not None:
-        S = jnp.where(new_document, 0, S)
+      segment_start, token = x
+      if segment_start is not None:
+        S = jnp.where(segment_start, 0, S)
       return step(S, *token)
 
     begins = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0

@@ -19,22 +19,22 @@ from deltanet_jax.ops.dtypes import matmul_precision_for
 from pallas_kernels.common.autodiff import custom_backward
 
 
-def chunkwise(q, k, v, g, h, S0, segments, *, chunk, given):
+def chunkwise(q, k, v, g, h, S0, segments, *, chunk, input_dtype):
   """(o, S) of linear attention, `[B L H ·]`, all with as many heads as v.
 
   Args:
     segments: `[B L]` number of each token's segment, ascending, or None.
-    given: dtype in which the values came; products are as exact as it deserves.
+    input_dtype: dtype in which the values came; products are as exact as it deserves.
   """
   B, L = q.shape[:2]
   C = min(chunk, 1 << (L - 1).bit_length())
   n = -(-L // C)
   pad = n * C - L
-  carried_document = None
+  carried_segment = None
   if segments is not None:
     segments = jnp.pad(segments, ((0, 0), (0, pad)), mode="edge")
     # A chunk starts from the state of the token before it, S0 belongs to the first segment.
-    carried_document = jnp.concatenate([segments[:, :1], segments[:, C - 1 : -1 : C]], axis=1).T
+    carried_segment = jnp.concatenate([segments[:, :1], segments[:, C - 1 : -1 : C]], axis=1).T
 
   def split(x):
     """[B L ..] to [n B C ..]; padded tokens are zero, so they neither decay nor write."""
@@ -42,22 +42,22 @@ def chunkwise(q, k, v, g, h, S0, segments, *, chunk, given):
       x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(B, n, C, *x.shape[2:]), 1, 0)
 
-  one_head = lambda *chunk: _chunk(*chunk, given)
+  one_head = lambda *chunk: _chunk(*chunk, input_dtype)
   heads = jax.vmap(one_head, in_axes=(0, 1, 1, 1, 1, 1, None, None), out_axes=(0, 1))
   rows = lambda S, xs: jax.vmap(heads)(S, *xs)
 
   def one_row(S, xs):
-    *sequences, segments, carried_document = jax.tree.map(lambda x: x[0], xs)
+    *sequences, segments, carried_segment = jax.tree.map(lambda x: x[0], xs)
     sequences = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), sequences)
     own = jax.vmap(one_head, in_axes=(0, 0, 0, 0, 0, 0, None, None))
-    S, O = own(S[0], *sequences, segments, carried_document)
+    S, O = own(S[0], *sequences, segments, carried_segment)
     return S[None], jnp.moveaxis(O, 0, 1)[None]
 
   # With an axis of one row beside that of the heads XLA:CPU takes up to twice the time for gates of
   # channels: it is left out there. Measurements: BUILD_NOTES.md.
   body = one_row if B == 1 and target_platform() == "cpu" else rows
   inputs = jax.tree.map(split, (q, k, v, g, h, segments))
-  S, o = lax.scan(body, S0, (*inputs, carried_document))
+  S, o = lax.scan(body, S0, (*inputs, carried_segment))
   return jnp.moveaxis(o, 0, 1).reshape(B, L + pad, *o.shape[3:])[:, :L], S
 
 
@@ -68,9 +68,9 @@ def _causal(C, dtype):
   return jnp.asarray(np.tril(np.ones((1, C, C))), dtype)
 
 
-def _decays(V, g, h, segments, carried_document):
+def _decays(V, g, h, segments, carried_segment):
   """Those of the rows of S and those of its columns, each with its factors (into, out, whole)."""
-  rows = decays.chunk_decay(g, segments, carried_document, V.dtype)
+  rows = decays.chunk_decay(g, segments, carried_segment, V.dtype)
   # Segments once: with those of the rows nothing is left of another segment's columns.
   columns = None if h is None else decays.chunk_decay(h, None, None, V.dtype)
   factors = lambda decay: (1, 1, 1) if decay is None else decay[:3]
@@ -78,14 +78,14 @@ def _decays(V, g, h, segments, carried_document):
   return rows, columns, factors(rows), (into, out, whole if h is None else whole.T)
 
 
-def _backward(given, args, cotangents):
+def _backward(input_dtype, args, cotangents):
   """Gradients with scores and decays computed anew."""
-  S, Q, K, V, g, h, segments, carried_document = args
+  S, Q, K, V, g, h, segments, carried_segment = args
   dS, dO = cotangents
   # Asked for here too: the backward is traced after the forward's context has ended.
-  with matmul_precision_for(given):
+  with matmul_precision_for(input_dtype):
     rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
-      V, g, h, segments, carried_document
+      V, g, h, segments, carried_segment
     )
     causal = _causal(K.shape[0], K.dtype)
     P = decays.scores(Q[None], K, rows, causal)
@@ -103,11 +103,11 @@ def _backward(given, args, cotangents):
 
 
 @custom_backward(_backward, static=(8,))
-def _chunk(S, Q, K, V, g, h, segments, carried_document, given):
+def _chunk(S, Q, K, V, g, h, segments, carried_segment, input_dtype):
   """(S after the chunk, O)."""
-  with matmul_precision_for(given):
+  with matmul_precision_for(input_dtype):
     rows, columns, (into, out, whole), (into_h, out_h, whole_h) = _decays(
-      V, g, h, segments, carried_document
+      V, g, h, segments, carried_segment
     )
     P = decays.scores(Q[None], K, rows, _causal(K.shape[0], K.dtype))
     O = into_h * ((into * Q) @ S) + decays.read(P, V, columns)[0]

@@ -1,20 +1,16 @@
-"""The log-max scan for users: checks, dtypes and the choice of implementation."""
-
-from typing import Literal, get_args
+"""Public functions of the log-max scan: argument checks, implementations and dispatch."""
 
 from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.checks import (
   check_chunk,
   check_floating,
-  check_implementation,
   check_segment_ids,
   check_shape,
 )
+from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.log_max_scan import chunkwise, reference
-
-Implementation = Literal["recurrent", "chunkwise"]
 
 
 def log_max_scan(
@@ -26,22 +22,26 @@ def log_max_scan(
   S0: Float[Array, "B 3 D"] | None = None,
   segment_ids: Int[Array, "B L"] | None = None,
   chunk: int = 64,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B 3 D"]]:
-  """y_t = (sum_{i<t} e^{(t-1-i) w + k_i} v_i + e^{u + k_t} v_t) / (the same with 1 for v).
+  """Average values with exponential weights and a decay, as RWKV-4 does (its WKV operator).
+
+  y_t = (sum_{i<t} e^{(t-1-i) w + k_i} v_i + e^{u + k_t} v_t) / (the same sum with 1 for v).
 
   Args:
-    w: log decay per channel, <= 0.
-    u: what the exponent of the current token has more.
-    S0: state before the first token, `empty_log_max_state` if None: both sums in units of e^p,
-      and p, the largest exponent in them. Gradients hold p fixed.
-    segment_ids: segments packed into one row. The state starts empty wherever the id changes; S0
-      belongs to the first segment of a row, the returned S to the last.
-    chunk: tokens of one associative scan, a power of two.
-    implementation: "recurrent" is the definition, "chunkwise" the default.
+    k: Exponents of the weights.
+    v: Values.
+    w: Log decay per channel, <= 0.
+    u: Bonus: added to the exponent of the current token.
+    S0: State before the first token, `empty_log_max_state` if None: numerator and denominator in
+      units of e^p, and p, the largest exponent in them. p is a constant for gradients.
+    segment_ids: Segments of packed sequences. The state is reset wherever the id changes; S0
+      belongs to the first segment of a sequence, the returned S to the last.
+    chunk: Tokens of one associative scan, a power of two.
+    implementation: "recurrent" (the definition) or "chunkwise"; None selects "chunkwise".
 
   Returns:
-    y in v's dtype, and the last state S, float32 (float64 for float64 inputs).
+    y in v's dtype, and the last state S in float32 (float64 for float64 inputs).
   """
   if k.ndim != 3 or 0 in k.shape:
     raise ValueError(f"k has shape {k.shape}, expected non-empty [B, L, D].")
@@ -54,18 +54,31 @@ def log_max_scan(
   check_floating(k=k, v=v, w=w, u=u, S0=S0)
   check_segment_ids(segment_ids, (B, L))
   check_chunk(chunk)
-  implementation = implementation or "chunkwise"
-  check_implementation(implementation, get_args(Implementation))
+  entry = LOG_MAX_SCAN.resolve(implementation)
   dtype = state_dtype(k, v, w, u, S0)
   S0 = empty_log_max_state(B, D, dtype) if S0 is None else S0.astype(dtype)
-  inputs = (k, v, w.astype(dtype), u.astype(dtype), S0, segment_ids)
-  if implementation == "chunkwise":
-    y, S = chunkwise.chunkwise(*inputs, chunk=chunk)
-  else:
-    y, S = reference.recurrent(*inputs)
+  y, S = entry.run(k, v, w.astype(dtype), u.astype(dtype), S0, segment_ids, chunk)
   return y.astype(v.dtype), S
 
 
 def empty_log_max_state(batch: int, channels: int, dtype) -> Float[Array, "B 3 D"]:
-  """The state before any token: both sums are 0."""
+  """Return the state before any token: both sums are 0."""
   return reference.empty((batch, channels), dtype)
+
+
+def _recurrent(k, v, w, u, S0, segment_ids, chunk):
+  del chunk
+  return reference.recurrent(k, v, w, u, S0, segment_ids)
+
+
+def _chunkwise(k, v, w, u, S0, segment_ids, chunk):
+  return chunkwise.chunkwise(k, v, w, u, S0, segment_ids, chunk=chunk)
+
+
+LOG_MAX_SCAN = Operator(
+  "log_max_scan",
+  {
+    "chunkwise": Entry(run=_chunkwise, default_on=PLATFORMS),
+    "recurrent": Entry(run=_recurrent),
+  },
+)

@@ -17,7 +17,7 @@ def chunkwise(k, v, w, u, S0, segment_ids, *, chunk):
   dtype, batch, L = S0.dtype, *k.shape[:2]
   size = min(chunk, L)
   n = -(-L // size)
-  begins = None if segment_ids is None else segment_starts(segment_ids)
+  begins = segment_starts(segment_ids)
   # Padded tokens neither decay nor write.
   real = jnp.asarray(np.arange(n * size).reshape(n, size) < L)
 

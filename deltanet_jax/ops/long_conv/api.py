@@ -1,25 +1,23 @@
-"""Long convolutions for users: checks, dtypes and the choice of implementation."""
-
-from typing import Literal, get_args
+"""Public functions of long convolutions: argument checks, implementations and dispatch."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.ops.checks import (
-  check_floating,
-  check_implementation,
-  check_qk,
-  check_segment_ids,
-  check_shape,
-)
+from deltanet_jax.ops.checks import check_floating, check_qk, check_segment_ids, check_shape
+from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from deltanet_jax.ops.dtypes import state_dtype
-from deltanet_jax.ops.long_conv import direct, halves
+from deltanet_jax.ops.long_conv import direct, fft
 from deltanet_jax.ops.segments import number_segments
 
-Implementation = Literal["direct", "fft"]
-_FORMS = {"direct": direct.convolve, "fft": halves.convolve}
+LONG_CONV = Operator(
+  "long_conv",
+  {
+    "fft": Entry(run=fft.convolve, default_on=PLATFORMS),
+    "direct": Entry(run=direct.convolve),
+  },
+)
 
 
 def long_conv(
@@ -27,14 +25,20 @@ def long_conv(
   h: Float[Array, "T H"],
   *,
   segment_ids: Int[Array, "B L"] | None = None,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
 ) -> Float[Array, "B L d"]:
-  """y_t = sum_{s < T} h_s u_{t-s}, channel by channel, over the tokens of t's segment.
+  """Convolve each channel of a sequence causally with a filter of up to its length.
+
+  y_t = sum_{s < T} h_s u_{t-s} over the tokens of t's segment.
 
   Args:
-    h: filters; d is a multiple of H, and channel c goes with filter c // (d / H).
-    segment_ids: segments packed into one row; nothing passes from one to another.
-    implementation: "direct" is the definition, "fft" the default.
+    u: Inputs.
+    h: Filters. d is a multiple of H; channel c uses filter c // (d / H).
+    segment_ids: Segments of packed sequences; a segment does not see any other.
+    implementation: "direct" (the definition) or "fft"; None selects "fft".
+
+  Returns:
+    y in u's dtype.
   """
   if u.ndim != 3 or h.ndim != 2 or 0 in (*u.shape, *h.shape) or u.shape[2] % h.shape[1]:
     raise ValueError(
@@ -43,16 +47,14 @@ def long_conv(
     )
   check_floating(u=u, h=h)
   check_segment_ids(segment_ids, u.shape[:2])
-  implementation = implementation or "fft"
-  check_implementation(implementation, get_args(Implementation))
+  entry = LONG_CONV.resolve(implementation)
   dtype = state_dtype(u, h)
   B, L, d = u.shape
   T, H = h.shape
-  segments = None if segment_ids is None else number_segments(segment_ids)
-  # Tokens last, the axis of the transforms; a channel's filter is found by its head.
+  # Tokens last, the axis of the FFTs; the channels of a head share its filter.
   x = jnp.moveaxis(u.astype(dtype).reshape(B, L, H, d // H), 1, 3)
   taps = jnp.pad(h[:L].astype(dtype), ((0, max(L - T, 0)), (0, 0))).T
-  y = _FORMS[implementation](x, taps, segments)
+  y = entry.run(x, taps, number_segments(segment_ids))
   return jnp.moveaxis(y, 3, 1).reshape(B, L, d).astype(u.dtype)
 
 
@@ -63,12 +65,22 @@ def long_conv_attention(
   h: Float[Array, "T H"],
   *,
   segment_ids: Int[Array, "B L"] | None = None,
-  implementation: Implementation | None = None,
+  implementation: str | None = None,
 ) -> Float[Array, "B L H N"]:
-  """o_t = q_t Z_t, Z_t = sum_{s < T} h_s k_{t-s} (x) v_{t-s} over the tokens of t's segment.
+  """Read a long convolution of outer products k (x) v with queries (multi-head Hyena).
 
-  One long convolution of N channels per head for every channel of the keys, one after the other:
-  Z `[B L H N N]` never exists, in the backward neither.
+  o_t = q_t Z_t, Z_t = sum_{s < T} h_s k_{t-s} (x) v_{t-s} over the tokens of t's segment.
+
+  Runs one long convolution of N channels per head for every key channel, sequentially: Z
+  `[B L H N N]` is never materialized, not in the backward pass either.
+
+  Args:
+    q: Queries.
+    k: Keys.
+    v: Values.
+    h: Filters, one per head.
+    segment_ids: Segments of packed sequences; a segment does not see any other.
+    implementation: As in `long_conv`.
   """
   check_qk(q, k)
   check_shape("v", v, q.shape, "q's [B, L, H, N]")

@@ -15,7 +15,7 @@ def chunkwise(u, dt, A, B, C, S0, segment_ids, *, chunk):
   batch, L = u.shape[:2]
   size = min(chunk, L)
   n = -(-L // size)
-  begins = None if segment_ids is None else segment_starts(segment_ids)
+  begins = segment_starts(segment_ids)
 
   def split(x):
     # A padded token has dt = 0: it decays by 1 and writes nothing.

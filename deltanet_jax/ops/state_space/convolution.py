@@ -34,7 +34,7 @@ def convolve(u, log_A, B, C, S0, segment_ids):
   with matmul_precision_for(u.dtype):
     powers = _powers(log_A, L)
     y = long_conv(u, _read(C * B, powers, L).T, segment_ids=segment_ids)
-    segments = None if segment_ids is None else number_segments(segment_ids)
+    segments = number_segments(segment_ids)
     if segments is not None:
       # What the last state is made of.
       u = jnp.where((segments == segments[:, -1:])[..., None], u, 0)

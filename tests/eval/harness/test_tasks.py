@@ -37,13 +37,13 @@ def test_every_task_of_the_paper_runs_on_local_files(lm, data):
     for metric, value in result.paper().items():
       share = "perplexity" not in metric
       assert math.isfinite(value) and (0 <= value <= 1 if share else value > 1)
-  assert {"acc", "acc_norm"} <= set(results["arc_easy"].figures)
-  assert {"byte_perplexity", "bits_per_byte"} <= set(results["wikitext"].figures)
+  assert {"acc", "acc_norm"} <= set(results["arc_easy"].metrics)
+  assert {"byte_perplexity", "bits_per_byte"} <= set(results["wikitext"].metrics)
   assert results["piqa"].errors["acc"] >= 0 and "perplexity" not in results["piqa"].errors
 
 
 def test_a_model_that_knows_the_answer_is_right(data, monkeypatch):
-  """The figures are the harness's own: with the right answers they are perfect."""
+  """The metrics are the harness's own: with the right answers they are perfect."""
 
   class Knowing(HarnessLM):
     def __init__(self):

@@ -2,7 +2,7 @@
 
 A file is named after the kind of its mixer. `plain(mixer, x)` takes the weights of a mixer of one
 row x `[L D]` and gives y `[L D]`; constants of the formula are written there as numbers, never
-read from the settings. `CHANGES` are changes of the mixer's source that must be noticed.
+read from the settings. `MUTATIONS` are changes of the mixer's source that must be noticed.
 
 Nothing here may import deltanet_jax: what is shared are these few functions.
 """

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import head_output, heads, linear, rope
 
-CHANGES = [
+MUTATIONS = [
   ("clamp: float = 32.0", "clamp: float = 0.5"),
   ("rope_base: float = 10000.0", "rope_base: float = 100.0"),
   ("jnp.exp(s - z)", "jnp.exp(s)"),

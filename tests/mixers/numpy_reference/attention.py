@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import heads, linear, rope
 
-CHANGES = [
+MUTATIONS = [
   ("rope_base: float | None = 10000.0", "rope_base: float | None = 20000.0"),
   ("(rope(y, position, self.cfg.rope_base) for y in (q, k))", "(rope(q, position, 1e4), k)"),
   ("rope(y, position, self", "rope(y, 0 * position, self"),

@@ -12,7 +12,7 @@ from tests.mixers.numpy_reference import (
   silu,
 )
 
-CHANGES = [
+MUTATIONS = [
   ('"l2", cfg.block_size)', '"l2", cfg.key_size)'),
   ("beta = jax.nn.sigmoid(", "beta = 0.5 * jax.nn.sigmoid("),
   ("H, m, o.shape[3]).sum(axis=3)", "H, m, o.shape[3])[:, :, :, 0]"),

@@ -12,12 +12,12 @@ from tests.mixers.numpy_reference import (
   silu,
 )
 
-CHANGES = [
+MUTATIONS = [
   ("Epilogue(cfg.activation, cfg.norm, dk)", 'Epilogue("identity", cfg.norm, dk)'),
   ("Epilogue(cfg.activation, cfg.norm, dk)", "Epilogue(cfg.activation, cfg.norm, dk // 2)"),
   ('norm: Norm = "l2"', 'norm: Norm = "l1"'),
-  ("jax.nn.sigmoid(self.beta(x)", "2 * jax.nn.sigmoid(self.beta(x)"),
-  ("jax.nn.sigmoid(self.beta(x)", "jax.nn.sigmoid(-self.beta(x)"),
+  ("beta = jax.nn.sigmoid(", "beta = 2 * jax.nn.sigmoid("),
+  ("jax.nn.sigmoid(beta.astype", "jax.nn.sigmoid(-beta.astype"),
   ('Epilogue("silu", size=dv)', "Epilogue(size=dv)"),
   ("self.run(q, k, v, beta", "self.run(k, q, v, beta"),
   ("self.run(q, k, v, beta, None", "self.run(q, k, v, beta, -beta"),

@@ -14,7 +14,7 @@ from tests.mixers.numpy_reference import (
   softplus,
 )
 
-CHANGES = [
+MUTATIONS = [
   ("at(n - 1, q)", "at(0, q)"),
   ("else at(0, g)", "else at(n - 1, g)"),
   ("o[:, n - 1 :: n]", "o[:, ::n]"),

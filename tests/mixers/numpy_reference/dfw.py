@@ -4,10 +4,10 @@ import numpy as np
 
 from tests.mixers.numpy_reference import head_output, heads, linear, sigmoid
 
-CHANGES = [
+MUTATIONS = [
   ("(self.alpha, self.beta))", "(self.beta, self.alpha))"),
-  ("jax.nn.log_sigmoid(wide(gate(x)))", "jax.nn.log_sigmoid(-wide(gate(x)))"),
-  ("jax.nn.log_sigmoid(wide(gate(x)))", "(jax.nn.log_sigmoid(wide(gate(x))) / 16)"),
+  ("jax.nn.log_sigmoid(upcast(gate(x)))", "jax.nn.log_sigmoid(-upcast(gate(x)))"),
+  ("jax.nn.log_sigmoid(upcast(gate(x)))", "(jax.nn.log_sigmoid(upcast(gate(x))) / 16)"),
   ("state, h=h)", "state)"),
   ("self.run(q, k, v, g,", "self.run(q, k, v, None,"),
 ]

@@ -14,12 +14,12 @@ from tests.mixers.numpy_reference import (
   softplus,
 )
 
-CHANGES = [
+MUTATIONS = [
   ("g = -jnp.exp(self.A_log", "g = -2 * jnp.exp(self.A_log"),
   ("g = -jnp.exp(self.A_log", "g = -jnp.exp(-self.A_log"),
   ("+ self.dt_bias[...]", "- self.dt_bias[...]"),
-  ("jax.nn.softplus(self.decay", "jax.nn.sigmoid(self.decay"),
-  ("jax.nn.sigmoid(self.beta(x)", "2 * jax.nn.sigmoid(self.beta(x)"),
+  ("jax.nn.softplus(decay[0]", "jax.nn.sigmoid(decay[0]"),
+  ("jax.nn.sigmoid(beta.astype", "2 * jax.nn.sigmoid(beta.astype"),
   ('Epilogue("silu", size=dv)', "Epilogue(size=dv)"),
   ("self.run(q, k, v, beta, g,", "self.run(q, k, v, beta, None,"),
 ]

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import array, heads, linear, sigmoid
 
-CHANGES = [
+MUTATIONS = [
   ("seed: int = 0", "seed: int = 1"),
   ("smallest: float = 0.01", "smallest: float = 0.8"),
   ("jax.nn.sigmoid(-gate)", "jax.nn.sigmoid(gate)"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import convolved, head_output, heads, linear, sigmoid
 
-CHANGES = [
+MUTATIONS = [
   ("gate_temperature: float = 16.0", "gate_temperature: float = 1.0"),
   (" / self.cfg.gate_temperature", ""),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import heads, linear, rms_norm, sigmoid, silu
 
-CHANGES = [
+MUTATIONS = [
   ("gate_temperature: float = 8.0", "gate_temperature: float = 4.0"),
   ("-jnp.expm1(g), g,", "jnp.exp(g), g,"),
   ("-jnp.expm1(g), g,", "-jnp.expm1(g), 2 * g,"),

@@ -20,7 +20,7 @@ def plain(mixer, x, gamma=0.0):
   return linear(mixer.out, rms_norm(o.reshape(L, -1), mixer.norm.scale, 1e-5))
 
 
-CHANGES = [
+MUTATIONS = [
   ("jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)", "jax.nn.log_sigmoid(f), jax.nn.sigmoid(f)"),
   ("kept, forgotten = jax.nn.log_sigmoid(f)", "kept, forgotten = jax.nn.log_sigmoid(-f)"),
   ("norm_eps: float = 1e-5", "norm_eps: float = 1e-3"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import array, hyena_filter, linear, short_conv
 
-CHANGES = [
+MUTATIONS = [
   ("math.log(0.01) / 1.5", "math.log(0.01) / 1.6"),
   ("math.log(0.01) / 0.3", "math.log(0.1) / 0.3"),
   ("np.cos(angle), -np.sin(angle)", "np.cos(angle), np.sin(angle)"),

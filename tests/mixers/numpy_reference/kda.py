@@ -14,12 +14,12 @@ from tests.mixers.numpy_reference import (
   softplus,
 )
 
-CHANGES = [
+MUTATIONS = [
   ("g = -jnp.exp(self.A_log", "g = -0.9 * jnp.exp(self.A_log"),
   ("+ self.dt_bias[...]", "- self.dt_bias[...]"),
-  ("jax.nn.softplus(self.decay", "jax.nn.silu(self.decay"),
+  ("jax.nn.softplus(decay.astype", "jax.nn.silu(decay.astype"),
   ('Epilogue("silu", "l2", dk)', 'Epilogue("silu", "l2", dk // 2)'),
-  ("beta = jax.nn.sigmoid(", "beta = 0.5 * jax.nn.sigmoid("),
+  ("jax.nn.sigmoid(beta.astype", "0.5 * jax.nn.sigmoid(beta.astype"),
   ("gate_activation=jax.nn.sigmoid", "gate_activation=jax.nn.silu"),
 ]
 

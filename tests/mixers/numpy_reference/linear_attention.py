@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import convolved, head_output, heads, linear
 
-CHANGES = [
+MUTATIONS = [
   ('"silu" if cfg.conv else "identity"', '"identity"'),
   ("total + 1e-10", "total + 1e-4"),
   ("o / (total", "o * (total"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import array, linear, short_conv, silu, softplus
 
-CHANGES = [
+MUTATIONS = [
   ("A = -jnp.exp(self.A_log", "A = -2 * jnp.exp(self.A_log"),
   ("A = -jnp.exp(self.A_log", "A = -jnp.exp(-self.A_log"),
   ("dt, B, C = jnp.split", "dt, C, B = jnp.split"),

@@ -25,7 +25,7 @@ def plain(mixer, x):
   return linear(mixer.out, y.reshape(L, -1) * array(mixer.scale))
 
 
-CHANGES = [
+MUTATIONS = [
   ("g = -jnp.exp", "g = -0.5 * jnp.exp"),
   ("v = (dt[..., None] * u", "v = (u"),
   ("scale=1.0", "scale=None"),

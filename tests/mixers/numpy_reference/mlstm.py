@@ -29,7 +29,7 @@ def plain(mixer, x):
   return linear(mixer.out, sigmoid(linear(mixer.gate, x)) * y)
 
 
-CHANGES = [
+MUTATIONS = [
   ("jnp.exp(log_i - m)", "jnp.exp(m - log_i)"),
   ("log_f + before - m", "log_f + m - before"),
   ("jnp.exp(-m)[..., None]", "jnp.exp(m)[..., None]"),

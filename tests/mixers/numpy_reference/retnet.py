@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import convolved, head_output, heads, rope
 
-CHANGES = [
+MUTATIONS = [
   ('"silu" if cfg.conv else "identity"', '"identity"'),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-6 - np.arange(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5.0 * np.ones(H))"),

@@ -18,9 +18,9 @@ def plain(mixer, x):
   return linear(mixer.out, r * o)
 
 
-CHANGES = [
+MUTATIONS = [
   ("w, u = -jnp.exp(", "w, u = -0.5 * jnp.exp("),
-  ("self.bonus[...].astype(wide)", "-self.bonus[...].astype(wide)"),
+  ("self.bonus[...].astype(accum)", "-self.bonus[...].astype(accum)"),
   ("jax.nn.sigmoid(self.r", "jax.nn.silu(self.r"),
-  ("self.k(lerp(x, before, self.k_share))", "self.k(lerp(before, x, self.k_share))"),
+  ("self.k(lerp(x, previous, self.k_share))", "self.k(lerp(previous, x, self.k_share))"),
 ]

@@ -29,7 +29,7 @@ def plain(mixer, x):
   return linear(mixer.out, y * silu(linear(mixer.g, x_g)))
 
 
-CHANGES = [
+MUTATIONS = [
   ("eps=64e-5", "eps=64e-3"),
   ("scale=1.0)\n", "scale=None)\n"),
   ("o = o + own", "o = o - own"),

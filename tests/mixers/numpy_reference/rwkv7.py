@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import array, heads, l2_norm, linear, sigmoid
 
-CHANGES = [
+MUTATIONS = [
   ("w = -math.exp(-0.5)", "w = -math.exp(0.5)"),
   ("eta = gate_activation(", "eta = 2 * gate_activation("),
   ("k * channels(self.erased", "-k + channels(self.erased"),

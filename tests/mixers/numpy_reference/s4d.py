@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.mixers.numpy_reference import array, linear, sigmoid
 
-CHANGES = [
+MUTATIONS = [
   ("lax.complex(-jnp.exp(A_log), A_imag)", "lax.complex(-2 * jnp.exp(A_log), A_imag)"),
   ("lax.complex(-jnp.exp(A_log), A_imag)", "lax.complex(-jnp.exp(A_log), -A_imag)"),
   ("jnp.expm1(log_A) / A", "jnp.expm1(log_A)"),
