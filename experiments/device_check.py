@@ -9,6 +9,9 @@ equal bits; its time beside plain XLA's; on a GPU also other tiles, the fastest 
 then takes. Rows of results, one table, exit code 1 if a kernel fails.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import importlib.util
 import os
 import time

@@ -11,6 +11,9 @@ be found; others are dots. On a terminal those tokens are in colour too. Of MAD'
 is a task's baseline, the others change one factor each.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import sys
 
 from absl import flags

@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=experiments/configs/lm_1_3b.py:deltanet --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=deltanet-1.3b
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=deltanet-1.3b
 
 2^21 tokens an update, rows of 2048, AdamW, 3e-4 after a billion tokens of warm-up from 3e-5, cosine
 to 3e-5, decay 0.01, clip 1.

@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=experiments/configs/lm_340m.py:deltanet --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=deltanet-340m
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=deltanet-340m
 
 CORPUS is what `experiments.prepare_data --tokenizer=mistral` made. 2^19 tokens an update, rows of
 2048, AdamW, 3e-4 after 0.5 billion tokens of warm-up from 3e-5, cosine to 3e-5, decay 0.01, clip 1.

@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=experiments/configs/lm_3b.py:deltanet --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=64
-python -m experiments.evaluate --workdir=DIR --tasks=table2 --beside=deltanet-3b
+python -m experiments.evaluate --workdir=DIR --tasks=table2 --paper_row=deltanet-3b
 
 3021.7M parameters, 1.8e+22 FLOP: 12,600 hours of an H100 at 40 % of 989 TFLOP/s. Zero-shot, in
 percent: ARC (mean of the normalised accuracies of both) 60.4, HellaSwag 72.8, OBQA 41.0, PIQA 78.5,

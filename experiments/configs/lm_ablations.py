@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=experiments/configs/lm_ablations.py:l2-relu --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=l2-relu-340m
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=l2-relu-340m
 
 Each is lm_340m.py:deltanet, 374.4M parameters and 3.2e+19 FLOP (23 hours of an H100 at 40 %), with
 another norm or feature map.

@@ -1,7 +1,7 @@
-"""Signal handlers for the time before and after training; commands that train import this first.
+"""Signal handlers for the time of imports; commands import this module first.
 
-`train` installs handlers of its own that save a checkpoint. Before and after it there is nothing to
-save: SIGTERM and Ctrl-C exit at once with their exit codes, also during imports.
+SIGTERM and Ctrl-C exit at once with their exit codes, also during imports. `train` replaces the
+handlers by its own, which save a checkpoint; `app.run` resets them in commands that do not train.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""How commands start: help with all flags, errors in one line."""
+"""Start of commands: `--help` lists all flags, errors are one line."""
 
 import importlib.util
 import re
@@ -41,7 +41,7 @@ def start(*words):
   return subprocess.run(command, cwd=provenance.CHECKOUT, capture_output=True, text=True)
 
 
-# What measures is asked by `make test-kernels`, which has slow tests too.
+# Benchmarks and reports.
 _SLOW = ("experiments.bench.", "experiments.aot.")
 
 
@@ -57,7 +57,7 @@ def test_help_shows_all_flags(module):
 
 
 @pytest.mark.parametrize(
-  "words, said",
+  "words, expected",
   [
     (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
     (
@@ -74,13 +74,13 @@ def test_help_shows_all_flags(module):
     ),
   ],
 )
-def test_errors_are_one_line(words, said):
-  # The last line: with CUDA wheels but no GPU jax has its own to say before.
+def test_errors_are_one_line(words, expected):
+  # The last line: with CUDA wheels but no GPU jax logs lines before it.
   done = start(*words)
-  assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
+  assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, expected)
 
 
-def test_commands_of_the_documents_exist():
+def test_documented_commands_exist():
   text = (provenance.CHECKOUT / "experiments/README.md").read_text()
   modules = set(re.findall(r"python -m (experiments[\w.]*)", text))
   assert COMMANDS.keys() <= modules
