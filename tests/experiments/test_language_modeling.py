@@ -102,5 +102,5 @@ def test_pieces_contain_the_full_text():
 
 def test_without_apt(monkeypatch):
   monkeypatch.setattr(debian_texts.shutil, "which", lambda program: None)
-  with pytest.raises(ValueError, match=r"there is no apt-get here.*by --shipped"):
+  with pytest.raises(ValueError, match=r"apt-get is not installed.*with --shipped"):
     next(debian_texts.fetch())
