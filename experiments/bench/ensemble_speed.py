@@ -84,7 +84,7 @@ def main():
     lines.append([name, *(f"{1e3 * metrics[x]:.0f}" for x in ("loop", "vmap"))])
     lines[-1].append(f"{metrics['ratio']:.2f}")
   if lines:
-    print(table(["of", "loop, ms", "vmap, ms", "ratio"], lines))
+    print(table(["model", "loop, ms", "vmap, ms", "vmap / loop"], lines))
   print(f"all records: {out.path}; table: python -m experiments.plots")
 
 

@@ -44,8 +44,9 @@ def fetch() -> Iterator[tuple[str, str]]:
     if done.returncode:
       output = done.stderr.strip().splitlines()
       raise ValueError(
-        f"apt-get could not download {', '.join(PACKAGES)} "
-        f" ({output[-1] if output else 'no message'}): run `apt-get update`, or use the bundled novels with --shipped."
+        f"apt-get could not download {', '.join(PACKAGES)}"
+        f" ({output[-1] if output else 'no message'}): run `apt-get update`, or use the bundled"
+        " novels with --shipped."
       )
     for package in PACKAGES:
       (archive,) = pathlib.Path(folder).glob(f"{package}_*.deb")

@@ -128,7 +128,7 @@ def _speedups(axes: Axes, curves: dict[int, dict[int, float]], title: str):
   axes.axhline(1, color="0.5", lw=1)
   ends = []
   for size, curve in curves.items():
-    color = style.colour(sizes.index(size))
+    color = style.color(sizes.index(size))
     axes.plot(*zip(*sorted(curve.items())), "o-", color=color)
     last = max(curve)
     ends.append((last, curve[last], f"d = {size}", color))
@@ -143,8 +143,8 @@ def _costs(axes: Axes, rows):
   for size in sorted({row["head_size"] for row in rows}):
     mine = [row for row in rows if row["head_size"] == size and row["length"] == short]
     points = sorted((row["batch"] * row["heads"], row["over_cheapest"]) for row in mine)
-    axes.plot(*zip(*points), "o-", color=style.colour(sizes.index(size)))
-    ends.append((*points[-1], f"d = {size}", style.colour(sizes.index(size))))
+    axes.plot(*zip(*points), "o-", color=style.color(sizes.index(size)))
+    ends.append((*points[-1], f"d = {size}", style.color(sizes.index(size))))
   style.log_axis(axes.xaxis, counts)
   top = max(1.3, 1.05 * max(row["over_cheapest"] for row in rows))
   axes.set(xlim=(counts[0] / 1.2, counts[-1] * 3.2), ylim=(0.9, top))
