@@ -41,7 +41,7 @@ def check_writable(folder: str | pathlib.Path):
         pass
     finally:
       for path in created:
-        if path.exists():
+        with contextlib.suppress(OSError):  # it does not exist, or another process has used it
           path.rmdir()
 
 

@@ -1,14 +1,17 @@
 """Commands with wrong input print one sentence and exit with code 1; Ctrl-C exits with 130."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
+from deltanet_jax import files
 from deltanet_jax.interop import save_fla
 from deltanet_jax.models import build, preset
 from experiments.lib import provenance
 from tests.data.test_tokenizer import hugging_face
+from tests.experiments.errors import errors_of
 
 
 def start(*words, before="true"):
@@ -25,18 +28,17 @@ def sentence(done) -> str:
   return done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-  "words, expected",
-  [
-    (["--text=hello"], "generate: --text needs a trained model: --workdir=RUN"),
-    (["--prompt=5,9", "--top_k=3"], "generate: top_k is 3, but temperature 0 always takes"),
-    (["--prompt=five"], "generate: --prompt is 'five', expected token ids like 5,9,2"),
-    (["--text=a", "--tokenizer=bytes"], "generate: the tokenizer has 258 ids, more than the 256"),
-    (["--prompt=999"], "generate: token id 999 is outside the vocabulary of 256"),
-  ],
-)
-def test_generate_rejects_wrong_flags(words, expected):
-  assert sentence(start("experiments.generate", *words)).startswith(expected)
+def test_generate_rejects_wrong_flags():
+  expected = {
+    "--text=hello": "--text needs a trained model: --workdir=RUN",
+    "--prompt=5,9 --top_k=3": "top_k is 3, but temperature 0 always takes",
+    "--prompt=five": "--prompt is 'five', expected token ids like 5,9,2",
+    "--text=a --tokenizer=bytes": "the tokenizer has 258 ids, more than the 256",
+    "--prompt=999": "token id 999 is outside the vocabulary of 256",
+  }
+  found = errors_of("experiments.generate", [words.split() for words in expected])
+  for message, start_of_message in zip(found, expected.values(), strict=True):
+    assert message.startswith(start_of_message)
 
 
 @pytest.mark.slow
@@ -58,15 +60,23 @@ def test_a_checkpoint_is_decoded_with_its_own_tokenizer(tmp_path):
   assert done.returncode == 0 and done.stdout.startswith("Hello"), done.stderr
 
 
-@pytest.mark.parametrize(
-  "words, expected",
-  [
-    (["--contexts=1,a"], "evaluate: --contexts is 1,a, expected positive integers like 1,2,4,8."),
-    (["--out=README.md/out"], "evaluate: README.md/out cannot be read or written: Not a directory"),
-  ],
-)
-def test_evaluate_checks_its_flags_before_it_loads_a_model(words, expected):
-  assert sentence(start("experiments.evaluate", "--workdir=nowhere", *words)).startswith(expected)
+def test_evaluate_checks_its_flags_before_it_loads_a_model():
+  wrong = ("--contexts=1,a", "--out=README.md/out")
+  contexts, out = errors_of("experiments.evaluate", [["--workdir=nowhere", x] for x in wrong])
+  assert contexts == "--contexts is 1,a, expected positive integers like 1,2,4,8."
+  assert "Not a directory" in out and "README.md/out" in out
+
+
+def test_a_folder_that_cannot_be_written_is_rejected(tmp_path, monkeypatch):
+  files.check_writable(tmp_path / "new/folder")
+  assert not (tmp_path / "new").exists()
+
+  def read_only(**_):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+  monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
+  with pytest.raises(OSError, match=r"out cannot be written \(Read-only file system\)"):
+    files.check_writable(tmp_path / "out")
 
 
 # Runs a command in which one function is replaced by Ctrl-C.

@@ -104,7 +104,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-  "words,said",
+  "words, expected",
   [
     (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl is not there"),
     slow(["--tasks=pica"], "evaluate: the task is 'pica' (nearest: piqa)"),
@@ -115,6 +115,6 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     slow(["--tasks=piqa", "--input=shipped"], "evaluate: --input and --tasks exclude each other"),
   ],
 )
-def test_wrong_flags_are_reported_in_one_line(run, words, said):
+def test_wrong_flags_are_reported_in_one_line(run, words, expected):
   output = finish(launch(command(run, f"--workdir={run}/run", *words)), 1)
-  assert output.splitlines()[-1].startswith(said)
+  assert output.splitlines()[-1].startswith(expected)
