@@ -150,7 +150,7 @@ def evaluators(corpus: Corpus, row: str) -> list:
   )
   found = [
     Validation(SplitText(validation, **shape)),
-    PlantedRecall(planted(), planted(told=False)),
+    PlantedRecall(planted(), planted(plant_answers=False)),
   ]
   if row in MAIN:
     # Batches of all lengths have the same number of tokens, so 10 batches are the same text.
