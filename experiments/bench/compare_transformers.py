@@ -10,6 +10,9 @@ the output, of the output when decoding token by token, of the gradient of the i
 weight gradient with the largest error. Both compute in float32.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import json
 import pathlib
 import subprocess

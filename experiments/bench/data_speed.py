@@ -6,6 +6,9 @@ By default it tokenizes the bundled novels into a temporary folder; --corpus rea
   python -m experiments.bench.data_speed --corpus=FOLDER --length=2048 --batch=32 --workers=4
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import itertools
 import pathlib
 import tempfile

@@ -10,6 +10,9 @@ them (Linux, only for models with a state of constant size: the others would tak
   python -m experiments.bench.decode_speed            # a few minutes on two cores
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import pathlib
 import time
 

@@ -6,6 +6,9 @@ Gradients are compared first.
   python -m experiments.bench.ensemble_speed
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -7,6 +7,9 @@ Computes log-likelihoods as lm-evaluation-harness requests them for a task with 
 that both give the same values; compilation is not timed, and the fastest of several rounds counts.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import time
 
 import numpy as np

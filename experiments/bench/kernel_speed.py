@@ -13,6 +13,9 @@ that speedups compare runs of the same minute. Three curves:
   python -m experiments.bench.kernel_speed --curve=length --memory=system
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import dataclasses
 import functools
 import os

@@ -7,6 +7,9 @@ width.
   python -m experiments.bench.mixer_speed --kind=deltanet --kind=kda --length=4096
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -6,6 +6,9 @@
 DFA accuracy of 1- to 5-grams with back-off, on automata like those of the test split.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import itertools
 import time
 

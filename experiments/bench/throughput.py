@@ -8,6 +8,9 @@ for a CPU. Models are timed alternately, and the fastest of several rounds count
 models and lengths, for an accelerator: --width=2048 --depth=24 --dtype=bfloat16 --length=2048 ...
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -7,6 +7,7 @@ handlers by its own, which save a checkpoint; `app.run` resets them in commands 
 import atexit
 import os
 import signal
+import sys
 
 from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
 
@@ -20,9 +21,12 @@ def _exit(number, _):
   os._exit(_CODES[number])
 
 
-for _number in _CODES:
-  # Shells let background jobs ignore Ctrl-C: keep that.
-  if signal.getsignal(_number) is not signal.SIG_IGN:
-    signal.signal(_number, _exit)
-# Python removes its handlers during shutdown; by then the command is complete.
-atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+_started = sys.modules["__main__"].__spec__
+# Only in a command: a test that imports one keeps the handlers of pytest.
+if _started is not None and _started.name.startswith("experiments."):
+  for _number in _CODES:
+    # Shells let background jobs ignore Ctrl-C: keep that.
+    if signal.getsignal(_number) is not signal.SIG_IGN:
+      signal.signal(_number, _exit)
+  # Python removes its handlers during shutdown; by then the command is complete.
+  atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

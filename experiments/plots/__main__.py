@@ -3,6 +3,9 @@
 python -m experiments.plots
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 from types import ModuleType
 
 from deltanet_jax import files

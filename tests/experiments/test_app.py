@@ -43,7 +43,7 @@ def start(*words):
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-# One command with config fields and one with flags of imported modules; `make test-slow` has the others.
+# With config fields, and with flags of imported modules; `make test-slow` has the others.
 _FAST = ("experiments.train", "experiments.state_tracking")
 
 
