@@ -49,6 +49,15 @@ def test_unknown_config_names(value, message):
     config_file.load(value)
 
 
+def test_a_name_stands_for_a_file_in_configs():
+  assert config_file.resolve("lm:deltanet-340m") == f"{CONFIGS}/lm.py:deltanet-340m"
+  assert config_file.load("demo:transformer") == config_file.load(f"{CONFIGS}/demo.py:transformer")
+  with pytest.raises(ValueError, match=r"there is no config 'dem' \(nearest: demo\)"):
+    config_file.load("dem")
+  with pytest.raises(ValueError, match="it is a sweep, see `python -m"):
+    config_file.load("mqar")
+
+
 @pytest.mark.parametrize(
   "word, message",
   [
