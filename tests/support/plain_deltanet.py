@@ -42,8 +42,8 @@ def delta_rule(q, k, v, beta, g, S):
   S, y = S.copy(), np.zeros_like(v)
   for t in range(len(q)):
     for h in range(q.shape[1]):
-      S[h] *= np.exp(g[t, h])
-      S[h] += beta[t, h] * np.outer(k[t, h], v[t, h] - k[t, h] @ S[h])
+      decayed = np.exp(g[t, h]) * S[h]
+      S[h] = decayed + beta[t, h] * np.outer(k[t, h], v[t, h] - k[t, h] @ decayed)
       y[t, h] = q[t, h] @ S[h] / np.sqrt(q.shape[2])
   return y, S
 
