@@ -9,3 +9,5 @@ from deltanet_jax.eval.harness.scoring import ContinuationScorer, Score
 from deltanet_jax.eval.harness.tasks import TASKS, resolve
 
 __all__ = ["TASKS", "ContinuationScorer", "HarnessLM", "Result", "Score", "resolve", "run"]
+
+Scorer = ContinuationScorer  # its name before version 0.2
