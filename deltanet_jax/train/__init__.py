@@ -1,7 +1,7 @@
-"""Training: one compiled step, a loop around it, checkpoints, and loading what they left."""
+"""Training: a compiled update, the loop, checkpoints, and loading trained models."""
 
+from deltanet_jax.eval.evaluation import EvalContext, Evaluator
 from deltanet_jax.train.checkpoint_reader import saved_steps
-from deltanet_jax.train.eval_context import EvalContext, Evaluator
 from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.load import Trained, load_trained, save_weights
 from deltanet_jax.train.loop import DivergenceError, check_start, train

@@ -13,12 +13,12 @@ from tqdm import tqdm
 from deltanet_jax import device_batches
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
+from deltanet_jax.eval.evaluation import EvalContext, Evaluator, run_evaluators
 from deltanet_jax.files import locked, writing
 from deltanet_jax.models.abstract import put_on_mesh
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
-from deltanet_jax.train.eval_context import EvalContext, Evaluator, Scorer
 from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.metrics import Log, Meter, set_aside
 from deltanet_jax.train.optim import learning_rate
@@ -138,7 +138,7 @@ def _begin(
       " workdir."
     )
   report(f"starting from the {begun['kind']} weights of {begun['path']}")
-  begin = trainer.lower_begin()
+  begin = trainer.lower_init_from()
   weights = put_on_mesh(initial.take(), trainer.state_shapes()["weights"])
   return stop.before_start(begin.compile)(weights), 0, True
 
@@ -168,11 +168,9 @@ def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
     host, hosts = device_batches.host_share(shapes["tokens"])
     workers = cfg.data.workers
     batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
-    scorer = Scorer(trainer)
 
     def evaluate(step) -> dict[str, float]:
-      evaluated = EvalContext(scorer, state["weights"], step)
-      return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
+      return run_evaluators(EvalContext(trainer.evaluation, state["weights"], step), evaluators)
 
     meter = Meter(trainer)
     update = stop.before_start(update.compile)

@@ -9,7 +9,7 @@ import pytest
 
 from deltanet_jax.data import ValidationSource
 from deltanet_jax.eval import LossByPosition, PlantedRecall, evaluate
-from deltanet_jax.eval.loss_by_position import edges, positions
+from deltanet_jax.eval.loss_by_position import bin_edges, positions
 from deltanet_jax.models import build
 from tests.support.training import tiny
 
@@ -53,17 +53,21 @@ def test_losses_by_position():
     losses, place = direct(model, batch), positions(batch["segment_ids"])
     mean = losses[batch["mask"]].mean()
     assert found[f"loss_{length}"] == pytest.approx(mean, rel=1e-5)
-    for first, last in zip(edges(length)[:-1], edges(length)[1:]):
+    for first, last in zip(bin_edges(length)[:-1], bin_edges(length)[1:]):
       there = batch["mask"] & (place >= first) & (place < last)
       if there.any():
         value = found[f"loss_{length}_from_{first}"]
         assert value == pytest.approx(losses[there].mean(), rel=1e-5)
 
 
-def test_positions_and_edges():
+def test_positions_and_bin_edges():
   ids = np.array([[0, 0, 0, 1, 1], [3, 4, 4, 4, 4]])
   assert positions(ids).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
-  assert edges(128) == [0, 16, 32, 64, 128] and edges(40) == [0, 16, 32, 40] and edges(8) == [0, 8]
+  assert (
+    bin_edges(128) == [0, 16, 32, 64, 128]
+    and bin_edges(40) == [0, 16, 32, 40]
+    and bin_edges(8) == [0, 8]
+  )
 
 
 def test_recall_is_what_being_told_saves():

@@ -69,7 +69,7 @@ def test_a_public_checkpoint_on_a_corpus_and_on_text(run, corpus, tmp_path):
   assert found["bits_per_byte"] == pytest.approx(last(run)["bits_per_byte"], rel=1e-4)
   (tmp_path / "in.txt").write_text("3 and 4 make 7. ")
   with (
-    pytest.raises(ValueError, match="nothing says how this model's tokens are made"),
+    pytest.raises(ValueError, match="the tokenizer of this model is unknown"),
     evaluation.prepared(subject, tmp_path / "in.txt", "text"),
   ):
     pass

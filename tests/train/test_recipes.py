@@ -38,13 +38,11 @@ def gradients(cfg, steps=(0,)):
 
   @jax.jit
   def run(batch, steps):
-    drops = cfg.model.embedding_dropout > 0
-    more = lambda step: dict(dropout=trainer._dropout_keys(step)) if drops else {}
-    one = lambda step: trainer._gradient(weights, batch | more(step))
-    return lax.map(one, steps), trainer.score(weights, batch)
+    return lax.map(lambda step: trainer.loss_and_gradient(weights, batch, step), steps)
 
   batch = device_batches.to_devices(rows(), trainer.batch_shapes(), cfg.data.scored)
-  return jax.device_get(run(batch, jnp.asarray(steps)))
+  totals = trainer.evaluation.totals(weights, [rows()])
+  return jax.device_get(run(batch, jnp.asarray(steps))), totals
 
 
 def small(**changes):
@@ -95,7 +93,7 @@ def test_half_is_dropped_and_the_rest_doubled(monkeypatch):
   look = lambda _, x, *others: (seen.append(x), (x, None))[1]
   monkeypatch.setattr(Stack, "__call__", look)
   model, tokens = random_model(cfg.model), jnp.asarray(rows()["tokens"])
-  for keys in (None, make_trainer(cfg)._dropout_keys(0)):
+  for keys in (None, make_trainer(cfg).dropout_keys(0)):
     model.features(tokens, dropout=keys)
   whole, dropped = map(np.asarray, seen)
   kept = dropped != 0
