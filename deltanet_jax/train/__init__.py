@@ -6,6 +6,7 @@ from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.load import Trained, load_trained, save_weights
 from deltanet_jax.train.loop import DivergenceError, check_start, train
 from deltanet_jax.train.preemption import PreemptionError
+from deltanet_jax.train.step import Trainer, make_trainer
 
 __all__ = [
   "DivergenceError",
@@ -14,8 +15,10 @@ __all__ = [
   "InitFrom",
   "PreemptionError",
   "Trained",
+  "Trainer",
   "check_start",
   "load_trained",
+  "make_trainer",
   "save_weights",
   "saved_steps",
   "train",

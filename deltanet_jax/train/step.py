@@ -140,7 +140,7 @@ class Trainer:
       placed = replicated if weight is None else weight.sharding
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
 
-    return jax.tree_util.tree_map_with_path(shape, jax.eval_shape(self.init, _SEED))
+    return jax.tree_util.tree_map_with_path(shape, jax.eval_shape(self.init_from, weights))
 
   def batch_shapes(self) -> Batch:
     """Return shapes and shardings of a batch."""

@@ -90,7 +90,7 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path, sweep, monkeypatch, capsys):
       sweep(rows).train()
   assert len(kept(tmp_path)) == 1 and [sweep().missing(row) for row in TOY] == [2, 2]
   assert sweep(rows).train() == []
-  assert "going on from step 2 of 4" in capsys.readouterr().out
+  assert "resuming from step 2 of 4" in capsys.readouterr().out
   rows = kept(tmp_path)
   assert len(rows) == 3 and [sweep().missing(row) for row in TOY] == [0, 2]
   # The other seed has the rate with which less was lost.

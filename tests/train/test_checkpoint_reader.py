@@ -67,7 +67,7 @@ def test_the_one_before_a_damaged_one_is_read(run, tmp_path, how, capfd):
   damage(workdir, 12, how)
   before = contents(workdir)
   assert load_trained(workdir, report=said.append).step == 8
-  assert len(said) == 1 and "checkpoint 12" in said[0] and "8 is taken" in said[0]
+  assert len(said) == 1 and "checkpoint 12" in said[0] and "using 8 instead" in said[0]
   with pytest.raises(ValueError, match=r"no intact checkpoint: 12 is damaged \("):
     load_trained(workdir, 12)
   damage(workdir, 8, "truncated")
@@ -125,7 +125,7 @@ def test_a_folder_of_something_else_is_one_sentence(run, tmp_path):
   with pytest.raises(ValueError, match="holds exported weights, not a run: name another workdir"):
     check_start(tiny(), tmp_path / "weights")
   for read in (load_trained, lambda folder: check_start(tiny(), folder)):
-    with pytest.raises(ValueError, match="is not of a run: a public checkpoint is read by load_"):
+    with pytest.raises(ValueError, match="is not of a run: read a public checkpoint with load_"):
       read(tmp_path / "fla")
   (tmp_path / "file").touch()
   with pytest.raises(ValueError, match="is a file: name a folder"):
@@ -148,6 +148,26 @@ def test_exports_are_whole_or_not_there(run, tmp_path, monkeypatch):
         save(trained, tmp_path / "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
   assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_of_another_model_is_named(corpus, run, tmp_path):
+  workdir = shutil.copytree(run, tmp_path / "run")
+  config = (workdir / "config.json").read_text()
+  before = contents(workdir / "checkpoints")
+  changes = {
+    ('"head_bias": false', '"head_bias": true'): r"for head.bias it has no such array, .* \(260,\)",
+    ('"width": 32', '"width": 64'): r"for embedding it has shape \(260, 32\), .* shape \(260, 64\)",
+  }
+  for (old, new), difference in changes.items():
+    assert old in config
+    (workdir / "config.json").write_text(config.replace(old, new))
+    with pytest.raises(ValueError, match=f"checkpoint of another model .* {difference}"):
+      load_trained(workdir)
+  cfg = tiny()
+  cfg.model.width = 64
+  with pytest.raises(ValueError, match="checkpoint of another model"):
+    train_on(corpus, cfg, workdir)
+  assert contents(workdir / "checkpoints") == before and not (workdir / "damaged").exists()
 
 
 def test_all_checkpoints_were_damaged(run, tmp_path):

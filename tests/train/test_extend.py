@@ -36,9 +36,9 @@ def test_the_run_goes_on(corpus, tmp_path, monkeypatch):
     options = dict(extend=True, origin=dict(commit="abc"), report=said.append)
     train_on(corpus, longer(), run, **options)
   assert said == [
-    "going on from step 12 of 20",
-    "extended from 3072 to 5120 tokens: the learning rate is that of a run of so many, at this step"
-    " 0.00456 instead of 3e-05",
+    "resuming from step 12 of 20",
+    "extended from 3072 to 5120 tokens: the learning rate follows the schedule of 5120 tokens, at"
+    " this step 0.00456 instead of 3e-05",
   ]
   train_on(corpus, longer(), run)  # the word is needed once
   assert read == list(range(12, 20))  # the data go on

@@ -75,7 +75,9 @@ def test_begins_with_them_and_goes_on_from_its_own(corpus, folders, tmp_path, mo
   assert load_trained(tmp_path / "weights").history["initial"] == begun
   # Without a checkpoint they are needed again, and must be the same.
   shutil.rmtree(tmp_path / "run/checkpoints")
-  with pytest.raises(ValueError, match=r"no checkpoint yet, and begins with .*source: name them"):
+  with pytest.raises(
+    ValueError, match=r"no checkpoint yet, and was started with .*source: name them"
+  ):
     train_on(corpus, cfg, tmp_path / "run")
   save_fla(load_trained(folders["run"], 8).model, source)
   with pytest.raises(ValueError, match=r"source no longer holds the weights that .* was started"):
@@ -111,7 +113,7 @@ def changed(**changes):
 )
 def test_another_model_is_refused_by_its_field(folders, tmp_path, cfg, said):
   for kind in ("run", "public"):
-    with pytest.raises(ValueError, match=f"{kind} holds a model with {said}: give the run"):
+    with pytest.raises(ValueError, match=f"{kind} holds a model with {said}: use the model"):
       check_start(cfg, tmp_path / "new", initial=InitFrom(folders[kind]))
   assert not (tmp_path / "new").exists()
 
@@ -125,7 +127,7 @@ def test_steps(folders, tmp_path):
   assert InitFrom(folders["run"], 8).origin()["step"] == 8
   with pytest.raises(ValueError, match=r"has no checkpoint of step 3, only of \[8, 12\]"):
     check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["run"], 3))
-  with pytest.raises(ValueError, match="is no run: it has no steps to choose from"):
+  with pytest.raises(ValueError, match="is not a run: it has no checkpoints by step"):
     check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["public"], 3))
 
 

@@ -81,4 +81,4 @@ def test_sigterm_to_one_of_two_processes_stops_both(corpus, tmp_path):
   for process in processes:
     finish(process, PREEMPTED)
   output = finish(launch(train_words(corpus, tmp_path / "run", *OFTEN), cache=cache))
-  assert "going on from step" in output
+  assert "resuming from step" in output

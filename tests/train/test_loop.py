@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from deltanet_jax.models import preset
-from deltanet_jax.train import DivergenceError, PreemptionError
+from deltanet_jax.models.abstract import abstract_model
+from deltanet_jax.train import DivergenceError, PreemptionError, check_start
+from deltanet_jax.train import step as train_step
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
 from tests.support.training import damage, numbers, stop_at, tiny, train_on
@@ -85,7 +87,7 @@ def test_interrupted_then_damaged(corpus, whole, tmp_path, monkeypatch, how):
   damage(workdir, 8, how)
   said = []
   train_on(corpus, tiny(), workdir, report=said.append)
-  assert "checkpoint 8 is damaged" in said[0] and "going on from step 4" in said[1]
+  assert "checkpoint 8 is damaged" in said[0] and "resuming from step 4" in said[1]
   assert (workdir / "damaged/8").exists()
   assert_same(workdir, whole)
 
@@ -108,7 +110,7 @@ def test_every_checkpoint_damaged(whole, corpus, tmp_path):
   # From here it is a run like any other, also if the flag stays in the command.
   said = []
   train_on(corpus, tiny(), workdir, from_scratch=True, report=said.append)
-  assert said == ["going on from step 12 of 12"]
+  assert said == ["resuming from step 12 of 12"]
 
 
 def test_divergence_keeps_the_weights(corpus, tmp_path):
@@ -116,6 +118,17 @@ def test_divergence_keeps_the_weights(corpus, tmp_path):
   cfg.optimizer.learning_rate = cfg.optimizer.initial_learning_rate = 1e38
   with pytest.raises(DivergenceError, match=r"3 consecutive .* no checkpoint was saved yet"):
     train_on(corpus, cfg, tmp_path / "run")
+
+
+def test_startup_traces_the_model_once(corpus, tmp_path, monkeypatch):
+  built = []
+  monkeypatch.setattr(
+    train_step, "abstract_model", lambda cfg: (built.append(cfg), abstract_model(cfg))[1]
+  )
+  cfg = tiny(tokens=256)
+  trainer = check_start(cfg, tmp_path / "run")
+  train_on(corpus, cfg, tmp_path / "run", trainer=trainer)
+  assert len(built) == 1
 
 
 def test_other_settings_are_refused_before_writing(corpus, whole, tmp_path):

@@ -37,4 +37,4 @@ def test_processes_are_one(corpus, tmp_path, count):
   assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
   # And a run of many processes goes on in one.
   output = finish(launch(train_words(corpus, tmp_path / "many"), cache=tmp_path / "cache"))
-  assert "going on from step 12" in output
+  assert "resuming from step 12" in output

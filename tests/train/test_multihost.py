@@ -53,7 +53,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_both(corpus, whole, tmp_path, ho
     truncate_part(workdir, 12, how.removeprefix("part "))
   outputs = [finish(process) for process in start(corpus, workdir)]
   assert f"checkpoint 12 is damaged ({FOUND[how]}" in outputs[0], outputs[0]
-  assert "going on from step 8 of 12" in outputs[0], outputs[0]
+  assert "resuming from step 8 of 12" in outputs[0], outputs[0]
   assert all("Traceback" not in output for output in outputs), outputs
   assert (workdir / "damaged/12").exists() and saved_steps(workdir) == [8, 12]
   assert numbers(workdir) == numbers(whole)

@@ -67,7 +67,7 @@ def terminal():
 def test_ctrl_c_saves(corpus, tmp_path, monkeypatch):
   before = signal.getsignal(signal.SIGINT)
   stop_at(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
-  with pytest.raises(KeyboardInterrupt, match=r"by Ctrl-C after step 6.*started again it goes on"):
+  with pytest.raises(KeyboardInterrupt, match=r"by Ctrl-C after step 6.*same command to resume"):
     train_on(corpus, tiny(), tmp_path / "run")
   assert signal.getsignal(signal.SIGINT) is before
   assert load_trained(tmp_path / "run").step == 6
