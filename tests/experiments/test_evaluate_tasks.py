@@ -106,7 +106,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
   "words,said",
   [
-    (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl is not there"),
+    (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl does not exist"),
     slow(["--tasks=pica"], "evaluate: the task is 'pica' (nearest: piqa)"),
     slow(
       ["--tasks=piqa", "--beside=gla-340"], "evaluate: --beside is 'gla-340' (nearest: gla-340m"
