@@ -1,9 +1,9 @@
 """Stop orbax from printing tracebacks of errors that it also raises to its caller.
 
 One failed read or write makes orbax print hundreds of lines: its other reads and writes are still
-in flight, and finish after the event loop that waited for them is closed
+in flight, and end after the event loop that waited for them is closed
 (https://github.com/google/orbax/issues/605). asyncio then reports their callbacks and the
-exceptions that nobody retrieved when they are garbage collected
+unretrieved exceptions when they are garbage collected
 (https://github.com/python/cpython/pull/27688). Needed as of orbax-checkpoint 0.12.8 and Python
 3.11. Nothing here changes which errors are raised.
 """

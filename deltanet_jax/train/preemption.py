@@ -62,7 +62,7 @@ class Stop:
 
     It runs in a thread, because Python handles no signal during a compilation. It must not trace:
     JAX settings may be thread-local. On a signal there is nothing to save yet; the thread
-    finishes, because a compiler that outlives the interpreter aborts the process.
+    runs to its end, because a compiler that outlives the interpreter aborts the process.
     """
     if not self._previous:
       return work()

@@ -96,7 +96,7 @@ def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
   )
 
 
-def finish(process, code=0) -> str:
+def wait_for_exit(process, code=0) -> str:
   output, _ = process.communicate(timeout=500)
   assert process.returncode == code, output
   return output
