@@ -81,7 +81,9 @@ class InitFrom:
       raise_together(problem, self.path)
       # A training run in progress may have saved a checkpoint between the reads of two processes.
       if not same_everywhere(int(content[2]["sha256"][:7], 16)):
-        raise ValueError(f"processes read different weights from {self.path}: name a step of it.")
+        raise ValueError(
+          f"processes read different weights from {self.path}: name a checkpoint with --init_step."
+        )
       self._loaded = content
     return self._loaded
 
