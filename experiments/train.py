@@ -26,7 +26,7 @@ import pathlib
 
 from absl import flags
 
-from deltanet_jax.train import DivergenceError, InitFrom
+from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
 from experiments.lib import app, config_file, multihost, training
 from experiments.lib.multihost import report
 
@@ -62,7 +62,7 @@ def main():
   initial = (
     InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
   )
-  start = dict(initial=initial, extend=_EXTEND.value)
+  start = dict(initial=initial, extend=_EXTEND.value, trainer=make_trainer(cfg))
   task = training.open_task(cfg, workdir, **start)
   options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
   results = training.run(cfg, workdir, task, **start, **options)

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # A package may import only packages after it.
 ORDER = (
   "experiments",
-  "deltanet_jax.eval",
   "deltanet_jax.train",
+  "deltanet_jax.eval",
   "deltanet_jax.generate",
   "deltanet_jax.interop",
   "deltanet_jax.models",

@@ -13,7 +13,7 @@ from deltanet_jax.interop import save_fla
 from deltanet_jax.train import load_trained, save_weights
 from experiments.lib import evaluation
 from tests.support import harness_data
-from tests.support.training import finish, launch, tiny, train_on
+from tests.support.training import launch, tiny, train_on, wait_for_exit
 
 BYTES = load_tokenizer("bytes")
 
@@ -49,7 +49,7 @@ def recorded(folder):
 
 def test_tasks_of_a_run(run):
   data = ["--tasks=wikitext,piqa,fda", f"--local_data={run}/data", "--beside=gla-conv-1.3b"]
-  output = finish(launch(command(run, f"--workdir={run}/run", *data)))
+  output = wait_for_exit(launch(command(run, f"--workdir={run}/run", *data)))
   shown = [line for line in output.splitlines() if line.startswith("|")]
   assert "paper, gla-conv-1.3b" in shown[0] and len(shown) == 5
   assert shown[2].endswith("17.25 |") and shown[3].split("|")[1].strip() == "piqa"
@@ -106,7 +106,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
   "words, expected",
   [
-    (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl is not there"),
+    (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl does not exist"),
     slow(["--tasks=pica"], "evaluate: the task is 'pica' (nearest: piqa)"),
     slow(
       ["--tasks=piqa", "--paper_row=gla-340"],
@@ -116,5 +116,5 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
   ],
 )
 def test_wrong_flags_are_reported_in_one_line(run, words, expected):
-  output = finish(launch(command(run, f"--workdir={run}/run", *words)), 1)
+  output = wait_for_exit(launch(command(run, f"--workdir={run}/run", *words)), 1)
   assert output.splitlines()[-1].startswith(expected)

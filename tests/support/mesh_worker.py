@@ -118,13 +118,13 @@ def main(folder):
       weights = jax.tree.leaves(state["weights"])
       per_device = sum(x.addressable_shards[0].data.nbytes for x in weights)
       print(json.dumps(dict(name="share", share=8 * per_device / sum(x.nbytes for x in weights))))
-  # One update on four devices and a checkpoint; resume on one, four and eight devices.
-  four = Machine("four", devices[:4], data=1, fsdp=4)
-  state, metrics = four.run(four.put(expected["plain"][2]), 1)
-  checkpoints = Checkpoints(pathlib.Path(folder), four.trainer.cfg.checkpoint)
+  # One update with FSDP on eight devices, saved; the second on one device and on another mesh.
+  fsdp = eight["fsdp"]
+  state, metrics = fsdp.run(fsdp.put(expected["plain"][2]), 1)
+  checkpoints = Checkpoints(pathlib.Path(folder), fsdp.trainer.cfg.checkpoint)
   checkpoints.save(1, state, {})
   checkpoints.wait()
-  for count, machine in ((1, one["plain"]), (4, four), (8, eight["tensor"])):
+  for count, machine in ((1, one["plain"]), (8, eight["tensor"])):
     state, meta = checkpoints.restore(machine.trainer.state_shapes())
     assert meta["step"] == 1
     state, more = machine.run(state, 1)

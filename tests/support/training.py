@@ -101,7 +101,7 @@ def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
   )
 
 
-def finish(process, code=0) -> str:
+def wait_for_exit(process, code=0) -> str:
   """Wait for a subprocess, check its exit code and return its output."""
   output, _ = process.communicate(timeout=500)
   assert process.returncode == code, output
