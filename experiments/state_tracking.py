@@ -1,61 +1,60 @@
-"""State tracking: what negative eigenvalues and several delta steps per token add, in one layer.
+"""State tracking: negative eigenvalues and several delta steps per token, in one layer.
 
-  python -m experiments.state_tracking                      # trains what has no row yet
+  python -m experiments.state_tracking                      # trains runs without a record
   python -m experiments.state_tracking --run=s3-deltaproduct --seed=3
   python -m experiments.plots                               # table and figure
 
-Tokens are bits (parity) or permutations of three things (s3), and the target at each is the product
-of all so far. Models are trained on short rows; accuracy is measured on longer ones. Each run has a
-row in experiments/results/state_tracking as soon as it is trained. Stopped and started again, the
-command goes on where it was, in the middle of a run too.
+Tokens are bits (parity) or permutations of three elements (s3); the target at each token is the
+product of all tokens so far. Models are trained on short sequences and tested on longer ones. Each
+run is recorded in experiments/results/state_tracking when it ends. After an interruption the same
+command resumes, also in the middle of a run.
 """
 
-from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
 
 # isort: split
 import dataclasses
 import itertools
 import pathlib
-import shutil
-import time
 
 from absl import flags
 from tqdm import tqdm
 
-from deltanet_jax.config import TrainConfig
 from deltanet_jax.data import StateTracking
 from deltanet_jax.eval import AccuracyByLength
-from deltanet_jax.models import count_parameters
-from deltanet_jax.train import DivergenceError, saved_steps
+from deltanet_jax.train import DivergenceError
 from experiments.configs import state_tracking
-from experiments.lib import app, provenance, records, training
+from experiments.lib import app, records, training
 from experiments.lib.tables import table
+from experiments.lib.training_run import TrainingRun
 
 _RUNS = flags.DEFINE_multi_enum(
   "run", list(state_tracking.RUNS), state_tracking.RUNS, "Group and mixer; repeatable."
 )
-_SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of weights and data; repeatable.")
-_LENGTHS = flags.DEFINE_multi_integer("length", [16, 32, 64, 128, 256], "To test; repeatable.")
-_OUT = flags.DEFINE_string("out", "results/state_tracking", "Folder of runs that are not finished.")
+_SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Seed of weights and data; repeatable.")
+_LENGTHS = flags.DEFINE_multi_integer(
+  "length", [16, 32, 64, 128, 256], "Sequence length to test on; repeatable."
+)
+_OUT = flags.DEFINE_string("out", "results/state_tracking", "Folder for runs in progress.")
 
-_HELD_OUT = 1000  # more than a seed of training: rows that no run was trained on
+_TEST_SEED = 1000  # differs from the seed of every training run: tests on unseen sequences
 
 
-def measure(cfg: TrainConfig, group: str, workdir: pathlib.Path) -> dict:
-  """Accuracy by length of a model that is trained here, or goes on from its last checkpoint."""
-  begun, start = saved_steps(workdir), time.perf_counter()
-  batch, length = cfg.data.batch, cfg.data.length
-  task = StateTracking(group, length=length, batch=batch, seed=cfg.seed)
-  tests = {L: StateTracking(group, length=L, batch=batch, seed=_HELD_OUT) for L in _LENGTHS.value}
-  results = training.run(cfg, workdir, task, [AccuracyByLength(tests)])
+def make_run(group: str, mixer: str, seed: int) -> TrainingRun:
+  cfg = dataclasses.replace(state_tracking.get_config(f"{group}-{mixer}"), seed=seed)
+  task = lambda length, seed: StateTracking(group, length=length, batch=cfg.data.batch, seed=seed)
+  tests = {length: task(length, _TEST_SEED) for length in _LENGTHS.value}
+  return TrainingRun(cfg, task(cfg.data.length, seed), [AccuracyByLength(tests)])
+
+
+def metrics(run: TrainingRun, last: dict[str, float]) -> dict:
+  """Accuracy by sequence length, at the last token and at all tokens."""
   return dict(
-    last={str(L): results[f"accuracy_last_{L}"] for L in _LENGTHS.value},
-    all={str(L): results[f"accuracy_all_{L}"] for L in _LENGTHS.value},
-    trained_length=length,
-    updates=cfg.steps,
-    parameters=count_parameters(cfg.model),
-    # Of a run that went on in several starts nobody knows.
-    seconds=None if begun else round(time.perf_counter() - start, 1),
+    last={str(length): last[f"accuracy_last_{length}"] for length in _LENGTHS.value},
+    all={str(length): last[f"accuracy_all_{length}"] for length in _LENGTHS.value},
+    trained_length=run.config.data.length,
+    updates=run.config.steps,
+    parameters=run.parameters(),
   )
 
 
@@ -71,18 +70,17 @@ def main():
   for key in (bar := tqdm([x for x in keys if not out.has(x)], unit="run")):
     name = f"{key['group']}-{key['mixer']}"
     bar.set_description(f"{name}, seed {key['seed']}")
-    cfg = dataclasses.replace(state_tracking.get_config(name), seed=key["seed"])
-    # Only what this commit has begun goes on: a row is of one code.
-    workdir = pathlib.Path(_OUT.value) / f"{name}-{key['seed']}-{provenance.commit()}"
-    metrics = measure(cfg, key["group"], workdir)
-    out.write(key, metrics)
-    shutil.rmtree(workdir)  # so that --again trains anew
-    lines.append([name, str(key["seed"]), *(f"{x:.3f}" for x in metrics["last"].values())])
+    run = make_run(**key)
+    workdir = training.temporary_workdir(pathlib.Path(_OUT.value), f"{name}-{key['seed']}", run)
+    found = training.train_and_record(
+      run, workdir, key, lambda last, run=run: metrics(run, last), records=out
+    )
+    lines.append([name, str(key["seed"]), *(f"{x:.3f}" for x in found["last"].values())])
   if lines:
-    header = ["run", "seed", *(f"last of {L}" for L in _LENGTHS.value)]
+    header = ["run", "seed", *(f"last of {length}" for length in _LENGTHS.value)]
     print(table(header, lines))
-  print(f"all rows: {out.path}; table and figure: python -m experiments.plots")
+  print(f"all records: {out.path}; table and figure: python -m experiments.plots")
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, OSError, DivergenceError))
+  app.run(main, own_signals=True, expected=(ValueError, OSError, DivergenceError))

@@ -1,17 +1,18 @@
-"""Trains the rows of a table that are missing, one after the other, each kept as soon as it ends.
+"""Train the missing runs of a sweep one after the other, and record each when it ends.
 
-  python -m experiments.sweep --config=mqar                     # the small set
-  python -m experiments.sweep --config=mqar --list --rows=paper # what there is, and what it costs
+  python -m experiments.sweep --config=mqar                     # the set "small"
+  python -m experiments.sweep --config=mqar --list --rows=paper # rows, their cost, runs done
   python -m experiments.sweep --config=mad --rows='small/deltanet*'
+  python -m experiments.sweep --config=/any/path/table.py       # a file that defines ROWS
   python -m experiments.sweep --config=regbench --rows=paper --print_commands   # for a cluster
 
-Stopped (Ctrl-C, SIGTERM) and started again it goes on where it was, in the middle of a run too.
-Started several times at once, each process takes rows that no other is training. A run counts as
-done while its own settings are those that its row was made with; with --same_code also the source
-of the library: both hashes are in the row.
+After an interruption (Ctrl-C, SIGTERM) the same command resumes, also in the middle of a run.
+Several processes may run the same command: each trains rows that no other process is training. A
+run is done if a record has the hash of its settings, and with --same_code also the hash of the
+library's source code.
 """
 
-from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
 
 # isort: split
 import os
@@ -20,41 +21,47 @@ import pathlib
 import jax
 from absl import flags
 
-from experiments.lib import app, records, sweep_spec
+from experiments.lib import app, config_modules, records, sweep_spec
 from experiments.lib.sweep_runner import Sweep
 
-_CONFIG = flags.DEFINE_string("config", None, "Name of a table in experiments/configs with rows.")
-_ROWS = flags.DEFINE_multi_string(
-  "rows", ["small"], "A set, a row's name, or a pattern of names; repeatable."
+_CONFIG = flags.DEFINE_string(
+  "config", None, "File that defines ROWS: a name in experiments/configs, or a path."
 )
-_LIST = flags.DEFINE_bool("list", False, "Show the rows, what they cost and what is done.")
+_ROWS = flags.DEFINE_multi_string(
+  "rows", ["small"], "A set, the name of a row, or a glob pattern of names; repeatable."
+)
+_LIST = flags.DEFINE_bool("list", False, "Print the rows, their cost and how many runs are done.")
 _PRINT = flags.DEFINE_bool("print_commands", False, "Print a command for every unfinished row.")
 _SAME_CODE = flags.DEFINE_bool(
-  "same_code", False, "Count only rows made by the library's source as it is now."
+  "same_code", False, "Count only records of the library's current source code as done."
 )
-_OUT = flags.DEFINE_string("out", "results/sweep", "Folder of runs that are not finished.")
+_OUT = flags.DEFINE_string("out", "results/sweep", "Folder for runs in progress.")
 
-
-# Small models gain nothing from a second core: started twice it uses both (BUILD_NOTES.md). Read
-# when jax first computes.
+# Small models gain nothing from a second core: run two processes to use both (BUILD_NOTES.md). XLA
+# reads the variable when jax first computes.
 _ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 
 
 def main():
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
-  name, folder = _CONFIG.value, pathlib.Path(_OUT.value)
-  if not name:
-    raise ValueError(f"--config is needed, one of {sweep_spec.tables()}.")
-  rows = sweep_spec.select(sweep_spec.load(name), _ROWS.value)
-  looking = _LIST.value or _PRINT.value
-  sweep = Sweep(name, rows, records.open(name, reading=looking), folder, same_code=_SAME_CODE.value)
+  config, folder = _CONFIG.value, pathlib.Path(_OUT.value)
+  if not config:
+    names = ", ".join(config_modules.names_with("ROWS"))
+    raise ValueError(
+      f"--config is needed: the path of a file that defines ROWS, or one of {names}."
+    )
+  table = sweep_spec.load(config)
+  rows = sweep_spec.select(table.rows, _ROWS.value)
+  read_only = _LIST.value or _PRINT.value
+  out = records.open(table.name, read_only=read_only)
+  sweep = Sweep(table.name, rows, out, folder, same_code=_SAME_CODE.value)
   if _LIST.value:
     print(sweep.listing())
   elif _PRINT.value:
     for row in filter(sweep.missing, rows):
-      print(f"python -m experiments.sweep --config={name} --rows='{row.name}'")
+      print(f"python -m experiments.sweep --config={config} --rows='{row.name}'")
   else:
-    # Learning rates and seeds of one row are one program: compiled once.
+    # Learning rates and seeds of one row share one compiled program.
     jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
     if elsewhere := sweep.train():
       print(f"being trained by other processes: {', '.join(elsewhere)}")
@@ -62,4 +69,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, OSError))
+  app.run(main, own_signals=True, expected=(ValueError, OSError))

@@ -3,9 +3,8 @@ import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time goes into compiling: a fraction of it without LLVM's optimiser and the newer
-# emitters. `make test-slow` keeps XLA's defaults (XLA_FLAGS set but empty), so the code that users
-# run is tested too.
+# Compilation dominates test time; without LLVM's optimizer and the fusion emitters it is several
+# times faster. `make test-slow` tests with XLA's default options (XLA_FLAGS set but empty).
 os.environ.setdefault(
   "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 )
@@ -13,17 +12,17 @@ os.environ.setdefault(
 import jax
 import pytest
 
-# float64 is the yardstick; mixing ranks or dtypes by accident is an error.
+# References are float64; implicit rank and dtype promotion are errors.
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_programs():
-  """Lets go of compiled programs before they are too many.
+def limit_compiled_programs():
+  """Clear JAX's caches when a process holds many compiled programs.
 
-  XLA maps memory for each, and Linux allows a process 65,530 maps; beyond them it crashes.
+  XLA maps memory for each, and beyond 65,530 maps (Linux's default limit) the process crashes.
   """
   yield
   maps = pathlib.Path("/proc/self/maps")

@@ -1,4 +1,4 @@
-"""Memory that a process freed is used again."""
+"""`keep_freed_memory`: a process reuses freed memory without new page faults."""
 
 import platform
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Page faults in 64 MiB of the second of two arrays, the first freed before.
+# Page faults while filling 64 MiB of a second array, after the first was freed.
 COUNT = """
 import resource
 import numpy as np
@@ -25,8 +25,8 @@ def faults(keep: bool, size: int) -> int:
   return int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is in glibc only")
 @pytest.mark.parametrize("size", [2**26, 3 * 2**30])  # glibc's thresholds end at 2^31
-def test_freed_memory_is_kept(size):
-  # NumPy asks for huge pages, so few faults are many bytes.
+def test_freed_memory_is_reused(size):
+  # NumPy requests huge pages, so even few faults are many bytes.
   assert faults(keep=True, size=size) == 0 < faults(keep=False, size=size)

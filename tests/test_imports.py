@@ -1,4 +1,4 @@
-"""Arrows of import point one way, and a light import stays light."""
+"""Imports between packages point one way, and importing the operators stays light."""
 
 import ast
 import pathlib
@@ -9,11 +9,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# A package may import those after it.
+# A package may import only packages after it.
 ORDER = (
   "experiments",
-  "deltanet_jax.eval",
   "deltanet_jax.train",
+  "deltanet_jax.eval",
   "deltanet_jax.generate",
   "deltanet_jax.interop",
   "deltanet_jax.models",
@@ -21,7 +21,7 @@ ORDER = (
   "deltanet_jax.ops",
   "pallas_kernels",
 )
-# These import nothing of the project, or only what is after them.
+# These import nothing else of the project, except modules after them in this list.
 LEAVES = (
   "deltanet_jax.data",
   "deltanet_jax.config",
@@ -31,9 +31,9 @@ LEAVES = (
   "deltanet_jax.device_batches",
   "deltanet_jax.sharding",
 )
-# Operators and kernels work on arrays: they know no configuration and no data.
+# Operators and kernels work on arrays: they import neither configuration nor data.
 ARRAYS_ONLY = ("deltanet_jax.ops", "pallas_kernels")
-# Third-party packages that only these may see.
+# Third-party packages and the only packages that may import them.
 ONLY = {
   "absl": ("experiments",),
   "ml_collections": ("experiments",),
@@ -43,7 +43,7 @@ ONLY = {
   "orbax": ("deltanet_jax.train", "experiments"),
   "grain": ("deltanet_jax.data",),
 }
-# No dependencies: only what runs in an environment of its own may name them.
+# Not dependencies: only a worker that runs in its own environment imports them.
 OTHERS = ("torch", "transformers")
 OTHERS_WORKER = ROOT / "experiments/bench/compare_transformers_worker.py"
 FILES = [
@@ -68,7 +68,7 @@ def imports(path: pathlib.Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_direction(path):
+def test_import_direction(path):
   module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
   own = package_of(module)
   for name in imports(path):
@@ -98,7 +98,7 @@ def test_commands_do_not_import_one_another():
         assert not name.startswith(("experiments.bench", "experiments.aot")), path
 
 
-# What neither the core dependencies nor flax bring.
+# Optional packages that neither the core dependencies nor Flax install.
 EXTRAS = ("grain", "huggingface_hub", "matplotlib", "ml_collections", "tensorboardX", "tqdm")
 
 
@@ -112,7 +112,7 @@ EXTRAS = ("grain", "huggingface_hub", "matplotlib", "ml_collections", "tensorboa
     ),
   ],
 )
-def test_no_more_is_installed_than_used(code, missing):
+def test_optional_dependencies_are_optional(code, missing):
   code = f"""
 import sys
 for name in {missing}: sys.modules[name] = None
@@ -125,7 +125,7 @@ x = jnp.ones((1, 4, 1, 8))
   assert done.returncode == 0, done.stderr
 
 
-def test_import_is_light():
+def test_importing_operators_is_light():
   code = "import sys, deltanet_jax.ops; print(sorted(sys.modules))"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
   heavies = ("torch", "triton", "jax_triton", "lm_eval", "matplotlib", "flax", "absl.flags")

@@ -42,3 +42,6 @@ __all__ = [
   "training_batches",
   "vocabulary_mismatch",
 ]
+
+# Names before version 0.2.
+Drawn, HeldOut, Planted = SyntheticTask, ValidationSource, PlantedRecallText

@@ -1,8 +1,13 @@
-"""Evaluators, from a model to named numbers, and what models are compared with."""
+"""Evaluation: `evaluate` a model with evaluators, and n-gram baselines to compare it with."""
 
-from deltanet_jax.eval.accuracy import Accuracy, DfaAccuracy
-from deltanet_jax.eval.accuracy_by_length import AccuracyByLength
-from deltanet_jax.eval.evaluate import evaluate
+from deltanet_jax.eval.accuracy import Accuracy, AccuracyByLength, DfaAccuracy
+from deltanet_jax.eval.evaluation import (
+  EvalContext,
+  Evaluation,
+  Evaluator,
+  evaluate,
+  run_evaluators,
+)
 from deltanet_jax.eval.loss_by_position import LossByPosition
 from deltanet_jax.eval.ngram import bits_per_byte
 from deltanet_jax.eval.planted_recall import PlantedRecall
@@ -12,11 +17,15 @@ __all__ = [
   "Accuracy",
   "AccuracyByLength",
   "DfaAccuracy",
+  "EvalContext",
+  "Evaluation",
+  "Evaluator",
   "LossByPosition",
   "PlantedRecall",
   "Validation",
   "bits_per_byte",
   "evaluate",
+  "run_evaluators",
 ]
 
 Recall = PlantedRecall  # its name before version 0.2

@@ -1,27 +1,27 @@
-"""N-grams counted in the context itself: what a model that learns a language there has to beat.
+"""In-context n-gram predictions: the baseline for in-context language learning.
 
-Unlike those of `ngram`, which are counted once in a corpus, these begin anew in every row.
+Unlike the models of `ngram`, which are fitted to a corpus, these count in each sequence separately.
 """
 
 import numpy as np
 
 
 def ngram_predictions(tokens: np.ndarray, orders: int, never: tuple[int, ...]) -> np.ndarray:
-  """`[orders b L]`: for n = 1, 2, .. what came most often after the last n - 1 tokens of a row.
+  """Return `[orders B L]`: for n = 1, 2, .. the most frequent next token after the last n - 1.
 
-  Where these have not been followed by anything so far, the last n - 2 are asked, and so on. Of
-  equally frequent tokens it is the smallest; 0 where there is none.
+  Backs off to the last n - 2 tokens, and so on, if a context has not occurred before. Ties go to
+  the smallest id; 0 if there is no candidate.
 
   Args:
-    tokens: `[b L]`.
-    never: ids that are part of contexts but no answer.
+    tokens: `[B L]`.
+    never: ids that are part of contexts but are never predicted.
   """
-  found = np.zeros((orders, *tokens.shape), np.int32)
-  for row, of_row in zip(tokens.tolist(), np.moveaxis(found, 1, 0)):
+  predicted = np.zeros((orders, *tokens.shape), np.int32)
+  for sequence, out in zip(tokens.tolist(), np.moveaxis(predicted, 1, 0)):
     counts: dict[tuple, int] = {}
-    best: dict[tuple, tuple[int, int]] = {}  # after a context: (how often, -which)
-    contexts: list[tuple] = [()]  # of 0, 1, .. tokens before this one
-    for place, token in enumerate(row):
+    best: dict[tuple, tuple[int, int]] = {}  # context -> (count, -token)
+    contexts: list[tuple] = [()]  # the last 0, 1, .. tokens
+    for position, token in enumerate(sequence):
       if token not in never:
         for context in contexts:
           gram = (*context, token)
@@ -31,5 +31,5 @@ def ngram_predictions(tokens: np.ndarray, orders: int, never: tuple[int, ...]) -
       answer = 0
       for size, context in enumerate(contexts):
         answer = -best[context][1] if context in best else answer
-        of_row[size:, place] = answer
-  return found
+        out[size:, position] = answer
+  return predicted

@@ -1,27 +1,31 @@
-"""PlantedRecall from the context: how much better a model knows what it was told."""
+"""In-context recall: how much better a model predicts values that were planted in its context."""
 
 import math
 from collections.abc import Iterator
 
 from deltanet_jax.data import ValidationSource
-from deltanet_jax.train.eval_context import EvalContext
+from deltanet_jax.eval.evaluation import EvalContext
 
 
 class PlantedRecall:
-  """An evaluator of rows in which values were told, beside the same rows with others told.
+  """Evaluator of values planted in a context, compared with contexts that plant other values.
 
-  Yields `recall_accuracy`, the share of the values' tokens that are the predict one,
-  `recall_bits`, bits per token of the values, and `recall_gain`, by how many bits that is less
-  than where they were not told: 0 for a model that remembers nothing.
+  Yields `recall_accuracy`, the fraction of value tokens predicted correctly (argmax),
+  `recall_bits`, the bits per value token, and `recall_gain`, how many bits fewer that is than
+  without the planted values: 0 for a model without recall.
+
+  Args:
+    planted: sequences in which the values occur earlier in the context.
+    control: the same sequences with other values planted.
   """
 
-  def __init__(self, told: ValidationSource, untold: ValidationSource):
-    self._told, self._untold = told, untold
+  def __init__(self, planted: ValidationSource, control: ValidationSource):
+    self._planted, self._control = planted, control
 
-  def __call__(self, evaluated: EvalContext) -> Iterator[tuple[str, float]]:
-    told = evaluated.totals(self._told.validation(*evaluated.share))
-    untold = evaluated.totals(self._untold.validation(*evaluated.share))
-    bits, without = (x["loss"] / x["targets"] / math.log(2) for x in (told, untold))
-    yield "recall_accuracy", told["correct"] / told["targets"]
+  def __call__(self, context: EvalContext) -> Iterator[tuple[str, float]]:
+    planted = context.totals(self._planted.validation(*context.share))
+    control = context.totals(self._control.validation(*context.share))
+    bits, control_bits = (x["loss"] / x["targets"] / math.log(2) for x in (planted, control))
+    yield "recall_accuracy", planted["correct"] / planted["targets"]
     yield "recall_bits", bits
-    yield "recall_gain", without - bits
+    yield "recall_gain", control_bits - bits

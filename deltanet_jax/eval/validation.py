@@ -1,34 +1,40 @@
-"""Loss, accuracy and bits per byte on what a task holds out."""
+"""Loss, accuracy and bits per byte on the validation split of a task."""
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 
 from deltanet_jax.data import Batch, ValidationSource
-from deltanet_jax.train.eval_context import EvalContext
+from deltanet_jax.eval.evaluation import EvalContext
 
 
 class Validation:
-  """An evaluator of a task's own validation batches, or others, all or the first `batches`.
+  """Evaluator of a validation split.
 
-  Yields the loss per target, the accuracy of the argmax prediction and, where all of a
-  text is read, bits per byte of it. `progress` may wrap the batches, to show how far it is.
+  Yields `validation_loss` per target (nats), `validation_accuracy` (argmax) and, if all batches of
+  a text are read, `validation_bits_per_byte`.
   """
 
   def __init__(
     self,
-    task: ValidationSource,
+    source: ValidationSource,
     batches: int | None = None,
     progress: Callable[[Iterable[Batch]], Iterator[Batch]] = iter,
   ):
-    self._task, self._batches, self._progress = task, batches, progress
+    """Initialize.
 
-  def __call__(self, evaluated: EvalContext) -> Iterator[tuple[str, float]]:
-    held_out = self._task.validation(*evaluated.share)
-    totals = evaluated.totals(self._progress(itertools.islice(held_out, self._batches)))
+    Args:
+      batches: number of batches to read; None: all.
+      progress: wraps the batches, for example with a progress bar.
+    """
+    self._source, self._batches, self._progress = source, batches, progress
+
+  def __call__(self, context: EvalContext) -> Iterator[tuple[str, float]]:
+    batches = itertools.islice(self._source.validation(*context.share), self._batches)
+    totals = context.totals(self._progress(batches))
     if not totals["targets"]:
       return
     yield "validation_loss", totals["loss"] / totals["targets"]
     yield "validation_accuracy", totals["correct"] / totals["targets"]
-    if self._batches is None and self._task.validation_bytes:
-      yield "validation_bits_per_byte", totals["loss"] / math.log(2) / self._task.validation_bytes
+    if self._batches is None and self._source.validation_bytes:
+      yield "validation_bits_per_byte", totals["loss"] / math.log(2) / self._source.validation_bytes

@@ -78,7 +78,7 @@ class SlotMixer(Mixer):
     self.slots = Linear((width, H * cfg.slots), ("embed", "heads"), std=std, rngs=rngs)
 
   def init_state(self, batch, max_length, dtype):
-    zeros = lambda rows, columns: jnp.zeros((batch, self.heads, rows, columns), accum_dtype(dtype))
+    zeros = lambda *shape: jnp.zeros((batch, self.heads, *shape), accum_dtype(dtype))
     return dict(S=(zeros(self.key_size, self.cfg.slots), zeros(self.cfg.slots, self.value_size)))
 
   def recurrent_state(self):

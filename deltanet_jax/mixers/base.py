@@ -6,8 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from deltanet_jax.config import MixerConfig, check
+from deltanet_jax.config import MixerConfig, check, check_positive
 from deltanet_jax.mixers.composable_method import composable_method
+from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.delta_rule import DELTA_RULE
 
 
@@ -87,9 +88,12 @@ def check_conv(conv: int):
   )
 
 
-def check_implementation(implementation: str | None):
-  """Raise ValueError for an unknown implementation of the delta rule."""
-  DELTA_RULE.check_name(implementation)
+def check_delta_rule(cfg):
+  """Validate the fields that all delta-rule mixers have."""
+  check_positive(cfg, "heads", "key_size", "value_size")
+  check_conv(cfg.conv)
+  check_chunk(cfg.chunk)
+  DELTA_RULE.check_name(cfg.implementation)
 
 
 def count_heads(width: int, **size: int) -> int:

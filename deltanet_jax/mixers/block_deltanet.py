@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
-from deltanet_jax.mixers.base import check_conv, check_implementation
+from deltanet_jax.mixers.base import check_delta_rule
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -42,14 +41,12 @@ class BlockDeltaNetConfig(MixerConfig):
   )
 
   def validate(self):
-    check_positive(self, "heads", "key_size", "block_size", "value_size")
+    check_delta_rule(self)
+    check_positive(self, "block_size")
     check(
       self.key_size % self.block_size == 0,
       f"block_size is {self.block_size}, expected a divisor of key_size = {self.key_size}.",
     )
-    check_conv(self.conv)
-    check_chunk(self.chunk)
-    check_implementation(self.implementation)
 
 
 class BlockDeltaNet(DeltaRuleMixer):

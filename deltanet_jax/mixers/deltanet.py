@@ -4,11 +4,10 @@ from typing import ClassVar
 
 import jax
 
-from deltanet_jax.config import MixerConfig, check_one_of, check_positive, setting, settings
-from deltanet_jax.mixers.base import check_conv, check_implementation
+from deltanet_jax.config import MixerConfig, check_one_of, setting, settings
+from deltanet_jax.mixers.base import check_delta_rule
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Activation, Epilogue, Norm
 
@@ -37,12 +36,9 @@ class DeltaNetConfig(MixerConfig):
   )
 
   def validate(self):
-    check_positive(self, "heads", "key_size", "value_size")
+    check_delta_rule(self)
     check_one_of("activation", self.activation, Activation)
     check_one_of("norm", self.norm, Norm)
-    check_conv(self.conv)
-    check_chunk(self.chunk)
-    check_implementation(self.implementation)
 
 
 class DeltaNet(DeltaRuleMixer):

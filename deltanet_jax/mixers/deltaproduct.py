@@ -11,14 +11,15 @@ from deltanet_jax.mixers.layers import split_heads
 
 @settings
 class DeltaProductConfig(GatedDeltaNetConfig):
-  """Fields of Gated DeltaNet, but `chunk` counts delta-rule steps instead of tokens."""
-
   kind: ClassVar[str] = "deltaproduct"
 
   steps: int = setting(2, "Delta-rule steps (Householder factors) per token.")
   forget_gate: bool = setting(True, "Decay the state, as in Gated DeltaNet.")
   negative_eigenvalues: bool = setting(
     True, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  chunk: int | None = setting(
+    None, "Chunk size in delta-rule steps, not tokens; None: the implementation's default."
   )
 
   def validate(self):

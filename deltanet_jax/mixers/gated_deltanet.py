@@ -5,8 +5,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, setting, settings
-from deltanet_jax.mixers.base import check_conv, check_implementation
+from deltanet_jax.config import MixerConfig, setting, settings
+from deltanet_jax.mixers.base import check_delta_rule
 from deltanet_jax.mixers.layers import (
   QKV,
   HeadOutput,
@@ -16,7 +16,6 @@ from deltanet_jax.mixers.layers import (
   split_heads,
 )
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
-from deltanet_jax.ops.checks import check_chunk
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.ops.epilogue import Epilogue
 
@@ -41,10 +40,7 @@ class GatedDeltaNetConfig(MixerConfig):
   )
 
   def validate(self):
-    check_positive(self, "heads", "key_size", "value_size")
-    check_conv(self.conv)
-    check_chunk(self.chunk)
-    check_implementation(self.implementation)
+    check_delta_rule(self)
 
 
 class GatedDeltaNet(DeltaRuleMixer):

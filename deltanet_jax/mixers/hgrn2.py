@@ -53,7 +53,7 @@ class HGRN2(LinearAttentionMixer):
 
   def mix(self, x, segment_ids, state, lower_bound=None):
     (q, f, v), convs = self.qkv(x, segment_ids, state)
-    g, k = _forget(f.astype(accum_dtype(x.dtype)), lower_bound)
+    g, k = _decay_and_key(f.astype(accum_dtype(x.dtype)), lower_bound)
     q, k, v = jax.nn.silu(q), k.astype(x.dtype), v
     q, k, v, g = (split_heads(y, self.heads) for y in (q, k, v, g))
     o, S = self.run(q, k, v, g, segment_ids, state)
@@ -61,12 +61,12 @@ class HGRN2(LinearAttentionMixer):
     return y, None if state is None else dict(S=S, **convs)
 
 
-def _forget(f, gamma):
+def _decay_and_key(f, gamma):
   """Return (log a, 1 - a) for a = gamma + (1 - gamma) sigmoid(f), without cancellation."""
-  kept, forgotten = jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)
+  log_a, key = jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)
   if gamma is None:
-    return kept, forgotten
+    return log_a, key
   gamma = gamma.astype(f.dtype)[None, None]
   # Clamped to 1e-30: the logarithm of 0 has no gradient.
   log_gamma = jnp.log(jnp.maximum(gamma, 1e-30))
-  return jnp.logaddexp(log_gamma, jnp.log1p(-gamma) + kept), (1 - gamma) * forgotten
+  return jnp.logaddexp(log_gamma, jnp.log1p(-gamma) + log_a), (1 - gamma) * key

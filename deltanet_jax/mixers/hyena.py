@@ -1,5 +1,6 @@
 """Hyena and Multihead Hyena: gated long convolutions whose filters are implicit (small MLPs)."""
 
+import abc
 import math
 from typing import ClassVar
 
@@ -121,30 +122,43 @@ class _LongConvMixer(Mixer):
   def recurrent_state(self):
     return None
 
+  @abc.abstractmethod
+  def conv_input(self, k, v):
+    """Return u `[B L d]`, the input of the long convolution, which decoding stores."""
+
+  @abc.abstractmethod
+  def convolve(self, q, u, h, segment_ids):
+    """Return y `[B L D]`: the long convolution of u, gated by (Hyena) or attended by q."""
+
+  @abc.abstractmethod
+  def decode_token(self, q, past, h, n):
+    """Return y `[B D]` of one token at index n, from all convolution inputs `past`."""
+
   def mix(self, x, segment_ids, state):
     before = None if state is None else state["conv"]
     y, conv = self.conv(self.into(x), before, segment_ids)
-    read, *written = jnp.split(y, 3, axis=-1)
-    written = self.write(*written)
+    q, *kv = jnp.split(y, 3, axis=-1)
+    u = self.conv_input(*kv)
     accum, L = accum_dtype(x.dtype), x.shape[1]
     if state is None:
       # The skip connection b adds to tap 0 of the filter.
       h = self.filter(L, accum).at[0].add(self.bias[...].astype(accum))
-      return self.out(self.convolve(read, written, h, segment_ids)), None
+      return self.out(self.convolve(q, u, h, segment_ids)), None
     n, M = state["index"], state["history"].shape[1]
-    history = layer_state.write_at(state["history"], written.astype(state["history"].dtype), n, 1)
-    held = layer_state.read(history).astype(x.dtype)
+    history = layer_state.write_at(state["history"], u.astype(state["history"].dtype), n, 1)
+    past = layer_state.read(history).astype(x.dtype)
     h = layer_state.read(state["filter"]).at[0].add(self.bias[...].astype(accum))
     # Segment numbers in the history: 0 for the segment that continues, -1 for earlier ones.
     slot = jnp.arange(M, dtype=jnp.int32)[None]
     numbers = (slot >= n - state["position"][:, None]).astype(jnp.int32) - 1
     if L == 1:
-      y = self.read(read[:, 0], jnp.where((numbers == 0)[..., None], held, 0), h, n)[:, None]
+      past = jnp.where((numbers == 0)[..., None], past, 0)
+      y = self.decode_token(q[:, 0], past, h, n)[:, None]
     else:
       ids = jnp.zeros(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
       numbers = layer_state.write_at(numbers, number_segments(ids), n, 1)
-      padded = layer_state.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
-      y = self.convolve(padded, held, h, numbers)
+      padded = layer_state.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), q, n, 1)
+      y = self.convolve(padded, past, h, numbers)
       y = lax.dynamic_slice_in_dim(y, n, L, axis=1)
     position = segment_positions(state["position"], L, segment_ids)[:, -1] + 1
     new = dict(history=history, filter=state["filter"], conv=conv, index=n + L, position=position)
@@ -152,7 +166,7 @@ class _LongConvMixer(Mixer):
 
 
 class Hyena(_LongConvMixer):
-  """y = x_1 * (h (*) z + b z), z = x_2 * v; (*) is a causal convolution per channel."""
+  """y = q * (h (*) u + b u), u = k * v; (*) is a causal convolution per channel."""
 
   Config = HyenaConfig
   recurrence = "Z_t = [Z_{t-1}; k_t ⊙ v_t]"
@@ -163,20 +177,17 @@ class Hyena(_LongConvMixer):
     del eps  # no norm in this mixer
     self._build(cfg, width, width, std=std, rngs=rngs)
 
-  def write(self, x, v):
-    """Return the input of the long convolution."""
-    return x * v
+  def conv_input(self, k, v):
+    return k * v
 
-  def convolve(self, read, written, h, segment_ids):
-    """Return the gated long convolution of `written`."""
+  def convolve(self, q, u, h, segment_ids):
     run = lambda u, h, ids: (long_conv(u, h, segment_ids=ids),)
     names = (_TOKENS, _FILTER, _SEGMENTS)
-    (y,) = locally(run, (written, h, segment_ids), names, (_TOKENS,))
-    return read * y
+    (y,) = locally(run, (u, h, segment_ids), names, (_TOKENS,))
+    return q * y
 
-  def read(self, q, held, h, n):
-    """Decode one token, at index n."""
-    y = jnp.einsum("bmd,md->bd", held.astype(h.dtype), _taps_at(n, h))
+  def decode_token(self, q, past, h, n):
+    y = jnp.einsum("bmd,md->bd", past.astype(h.dtype), _taps_at(n, h))
     return q * y.astype(q.dtype)
 
   def flops(self, length):
@@ -198,20 +209,19 @@ class MultiheadHyena(_LongConvMixer):
     self.heads = count_heads(width, head_size=cfg.head_size)
     self._build(cfg, width, self.heads, std=std, rngs=rngs)
 
-  def write(self, k, v):
+  def conv_input(self, k, v):
     return jnp.concatenate([k, v], axis=-1)
 
-  def convolve(self, read, written, h, segment_ids):
+  def convolve(self, q, u, h, segment_ids):
     run = lambda q, k, v, h, ids: (long_conv_attention(q, k, v, h, segment_ids=ids),)
     tokens = (*_TOKENS, None)
     names = (tokens, tokens, tokens, _FILTER, _SEGMENTS)
-    q, k, v = (split_heads(y, self.heads) for y in (read, *jnp.split(written, 2, axis=-1)))
+    q, k, v = (split_heads(y, self.heads) for y in (q, *jnp.split(u, 2, axis=-1)))
     (o,) = locally(run, (q, k, v, h, segment_ids), names, (tokens,))
     return merge_heads(o)
 
-  def read(self, q, held, h, n):
-    """Decode one token, at index n."""
-    k, v = (split_heads(y, self.heads).astype(h.dtype) for y in jnp.split(held, 2, axis=-1))
+  def decode_token(self, q, past, h, n):
+    k, v = (split_heads(y, self.heads).astype(h.dtype) for y in jnp.split(past, 2, axis=-1))
     q_heads = q.reshape(q.shape[0], self.heads, -1).astype(h.dtype)
     weights = jnp.einsum("bhn,bmhn->bmh", q_heads, k) * _taps_at(n, h)[None]
     return jnp.einsum("bmh,bmhn->bhn", weights, v).reshape(q.shape).astype(q.dtype)

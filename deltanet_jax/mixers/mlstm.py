@@ -88,11 +88,11 @@ def running_max(log_f, log_i, m0, segment_ids):
     m0: `[B H]`, m before the first token.
   """
   before = jnp.pad(m0[:, None], ((0, 0), (0, log_f.shape[1] - 1), (0, 0)))
-  begins = (jnp.arange(log_f.shape[1]) == 0)[None]
+  starts = (jnp.arange(log_f.shape[1]) == 0)[None]
   if segment_ids is not None:
-    begins = begins | segment_starts(segment_ids)
-  begins = begins[..., None]
-  begins = jnp.broadcast_to(begins, log_f.shape)
+    starts = starts | segment_starts(segment_ids)
+  starts = starts[..., None]
+  starts = jnp.broadcast_to(starts, log_f.shape)
   fresh = jnp.maximum(log_f + before, log_i)
 
   def combine(one, two):
@@ -100,7 +100,7 @@ def running_max(log_f, log_i, m0, segment_ids):
     m = jnp.where(two[2], two[1], jnp.maximum(one[1] + two[0], two[1]))
     return one[0] + two[0], m, one[2] | two[2]
 
-  elements = jnp.where(begins, 0, log_f), jnp.where(begins, fresh, log_i), begins
+  elements = jnp.where(starts, 0, log_f), jnp.where(starts, fresh, log_i), starts
   _, m, _ = lax.associative_scan(combine, elements, axis=1)
   shifted = jnp.concatenate([m0[:, None], m[:, :-1]], axis=1)
-  return jnp.where(begins, before, shifted), m
+  return jnp.where(starts, before, shifted), m

@@ -82,7 +82,7 @@ def init_weights(cfg: ModelConfig, seed: int | jax.Array) -> dict[str, jax.Array
 
 
 def put_on_mesh(weights: dict[str, np.ndarray], shapes: dict[str, jax.ShapeDtypeStruct]) -> dict:
-  """Shard weights, of which every process holds a full copy, as `shapes` says."""
+  """Shard weights, of which every process has a full copy, as given by `shapes`."""
   one = lambda x, shape: jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
   return {name: one(weights[name], shape) for name, shape in shapes.items()}
 

@@ -31,9 +31,9 @@ class LowerBounds(nnx.Module):
     cumulative[:, 0] = 0
     with jax.default_matmul_precision("highest"):
       gamma = jnp.asarray(cumulative, shares.dtype) @ shares
-    rows, bounds, first = np.cumsum(self.bounded) - 1, [], 0
+    indices, bounds, first = np.cumsum(self.bounded) - 1, [], 0
     for size, times in units:
       layers = [first + i + size * np.arange(times) for i in range(size)]
-      bounds.append([gamma[rows[at]] if self.bounded[at[0]] else None for at in layers])
+      bounds.append([gamma[indices[at]] if self.bounded[at[0]] else None for at in layers])
       first += size * times
     return bounds

@@ -1,11 +1,12 @@
-"""Training: one compiled step, a loop around it, checkpoints, and loading what they left."""
+"""Training: a compiled update, the loop, checkpoints, and loading trained models."""
 
+from deltanet_jax.eval.evaluation import EvalContext, Evaluator
 from deltanet_jax.train.checkpoint_reader import saved_steps
-from deltanet_jax.train.eval_context import EvalContext, Evaluator
 from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.load import Trained, load_trained, save_weights
 from deltanet_jax.train.loop import DivergenceError, check_start, train
 from deltanet_jax.train.preemption import PreemptionError
+from deltanet_jax.train.step import Trainer, make_trainer
 
 __all__ = [
   "DivergenceError",
@@ -14,8 +15,10 @@ __all__ = [
   "InitFrom",
   "PreemptionError",
   "Trained",
+  "Trainer",
   "check_start",
   "load_trained",
+  "make_trainer",
   "save_weights",
   "saved_steps",
   "train",

@@ -1,4 +1,4 @@
-"""Weights that a run begins with instead of random ones: a run's, an export's or public ones."""
+"""Initial weights of a run: from another run, exported weights or a public checkpoint."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ import numpy as np
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop import load_fla
-from deltanet_jax.models.abstract import abstract_model, digest, weights_of
+from deltanet_jax.models.abstract import digest, weights_of
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.load import load_trained
 from deltanet_jax.train.multihost import raise_together, same_everywhere
@@ -33,63 +33,71 @@ _MODEL_DERIVED = ("mixers", "pattern", "mlp_ratio", "mlp_multiple", "mlp_inner")
 
 
 class InitFrom:
-  """The weights of a folder, read when they are first needed: a run that goes on needs them not.
+  """Initial weights from a folder, loaded lazily: a run that resumes does not need them.
 
   Args:
-    path: of a run, of exported weights, or of a public checkpoint as `load_fla` takes it.
-    step: of a run's checkpoint; None takes the newest that is whole.
-    report: called with one line of text, if a damaged checkpoint was passed over.
+    path: of a run, of exported weights, or of a public checkpoint (see `load_fla`).
+    step: of a run's checkpoint; None: the newest intact one.
+    report: called with one line of text if a damaged checkpoint was skipped.
   """
 
   def __init__(self, path: str | pathlib.Path, step: int | None = None, *, report=print):
     folder = pathlib.Path(path)
     self.path = str(folder.resolve() if folder.exists() else path)
-    self._step, self._say = step, report
-    self._read = None
+    self._step, self._report = step, report
+    self._loaded = None
 
-  def check(self, cfg: ModelConfig):
-    """Refuses weights of another model, naming the first field that differs."""
-    model, _, _ = self._content()
-    if found := _difference(model, cfg):
+  def check(self, cfg: ModelConfig, shapes: dict[str, jax.ShapeDtypeStruct]):
+    """Raise ValueError for weights of another model, naming the first field that differs.
+
+    Args:
+      shapes: of the weights of `cfg`.
+    """
+    model, weights, _ = self._content()
+    if found := _difference(model, cfg) or _shape_difference(weights, shapes):
       name, theirs, ours = found
       raise ValueError(
-        f"{self.path} holds a model with {name} = {theirs!r}, the configuration has {ours!r}: give"
-        " the run the model of its weights, or other weights."
+        f"{self.path} holds a model with {name} = {theirs!r}, the configuration has {ours!r}: use"
+        " the model of these weights, or other weights."
       )
 
   def origin(self) -> dict:
-    """JSON for config.json: path, kind, step, sha256 of the weights and commit where known."""
+    """Return JSON for config.json: path, kind, step, sha256 of the weights and commit if known."""
     return self._content()[2]
 
   def take(self) -> dict[str, np.ndarray]:
-    """The weights in the host's memory, and no longer here."""
+    """Return the weights in host memory and release them here."""
     weights = self._content()[1]
-    self._read = None
+    self._loaded = None
     return weights
 
   def _content(self):
-    if self._read is None:
+    if self._loaded is None:
       content = problem = None
       try:
         content = self._load()
       except Exception as e:
         problem = e
       raise_together(problem, self.path)
-      # A run that trains meanwhile may have saved anew for some.
+      # A training run in progress may have saved a checkpoint between the reads of two processes.
       if not same_everywhere(int(content[2]["sha256"][:7], 16)):
-        raise ValueError(f"processes read different weights from {self.path}: name a step of it.")
-      self._read = content
-    return self._read
+        raise ValueError(
+          f"processes read different weights from {self.path}: name a checkpoint with --init_step."
+        )
+      self._loaded = content
+    return self._loaded
 
   def _load(self):
     facts = dict(path=self.path)
     if folders.is_ours(self.path):
-      trained = load_trained(self.path, self._step, report=self._say)
+      trained = load_trained(self.path, self._step, report=self._report)
       model, history = trained.model, trained.history
       kind = "run" if folders.is_run(self.path) else "export"
       facts |= dict(kind=kind, step=trained.step, commit=history["origin"].get("commit"))
     elif self._step is not None:
-      raise ValueError(f"{self.path} is no run: it has no steps to choose from.")
+      raise ValueError(
+        f"{self.path} is not a run: it has no checkpoints by step, leave --init_step out."
+      )
     else:
       model = load_fla(self.path)
       facts |= dict(kind="public")
@@ -98,7 +106,7 @@ class InitFrom:
 
 
 def _difference(theirs: ModelConfig, ours: ModelConfig) -> tuple | None:
-  """Return name and values of the first field by which two models compute something else."""
+  """Return name and values of the first field that changes what the weights compute."""
   same = lambda get: get(theirs) == get(ours)
   for field in dataclasses.fields(ModelConfig):
     name = field.name
@@ -118,11 +126,15 @@ def _difference(theirs: ModelConfig, ours: ModelConfig) -> tuple | None:
       by_shapes = None in pair and field.name in _MIXER_SIZES
       if pair[0] != pair[1] and field.name not in _MIXER_IGNORED and not by_shapes:
         return f"model.mixers.{our_name}.{field.name}", *pair
-  shapes = [
-    {name: (x.shape, x.dtype.name) for name, x in abstract_model(cfg).shapes.items()}
-    for cfg in (theirs, ours)
-  ]
-  for name in shapes[0].keys() | shapes[1].keys():
-    if shapes[0].get(name) != shapes[1].get(name):
-      return f"weight {name}", shapes[0].get(name), shapes[1].get(name)
+  return None
+
+
+def _shape_difference(weights, shapes) -> tuple | None:
+  """Return name, shapes and dtypes of the first weight that differs."""
+  theirs, ours = (
+    {name: (x.shape, x.dtype.name) for name, x in arrays.items()} for arrays in (weights, shapes)
+  )
+  for name in sorted(theirs.keys() | ours.keys()):
+    if theirs.get(name) != ours.get(name):
+      return f"weight {name}", theirs.get(name), ours.get(name)
   return None

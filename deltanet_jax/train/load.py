@@ -1,4 +1,4 @@
-"""Loads what a run left, and writes its weights alone for use elsewhere."""
+"""Load a trained model from a run, and export its weights."""
 
 import dataclasses
 import pathlib
@@ -16,40 +16,42 @@ from deltanet_jax.train.checkpoint_reader import (
   DamageError,
   check_sum,
   checksum,
-  quiet,
-  raise_only,
   read_arrays,
   read_weights,
 )
+from deltanet_jax.train.orbax_errors import silence_background_errors, silenced
 
 _WEIGHTS = "weights"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
+  """A trained model with its configuration and provenance."""
+
   model: LM
   config: TrainConfig
-  tokenizer: str | None  # name of what made its tokens; None if they were no text
+  tokenizer: str | None  # by name; None if the task is not text
   step: int
-  folder: pathlib.Path  # where it was found, with the files of its tokenizer if it has any
-  history: dict  # JSON: provenance of the run, the weights it began with, how it was extended
+  folder: pathlib.Path  # of the run or export, with the tokenizer's files if it has any
+  history: dict  # JSON: provenance of the run, its initial weights and extensions
 
 
 def load_trained(folder: str | pathlib.Path, step: int | None = None, *, report=print) -> Trained:
-  """A model of a run's folder, or one that `save_weights` wrote, on one device.
+  """Load the model of a run or of exported weights (`save_weights`) onto one device.
 
-  The run may be training meanwhile: reading changes nothing in its folder.
+  The run may be training meanwhile: loading writes nothing.
 
   Args:
-    step: of the checkpoint; None takes the newest that is whole.
-    report: called with one line of text, if a damaged checkpoint was passed over.
+    step: of the checkpoint; None: the newest intact one.
+    report: called with one line of text if a damaged checkpoint was skipped.
   """
   folder = pathlib.Path(folder)
   cfg, values = folders.read_config(folder)
   model = abstract_model(cfg.model)
-  place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   shapes = {
-    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in model.shapes.items()
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+    for name, x in model.shapes.items()
   }
   if "checksum" in values:
     weights, found = _exported(folder, values, shapes), values["step"]
@@ -73,7 +75,7 @@ def _exported(folder, values, shapes):
 
 
 def save_weights(trained: Trained, folder: str | pathlib.Path):
-  """Writes the weights alone, by name, as a plain orbax checkpoint beside config.json."""
+  """Export the weights by name as a plain orbax checkpoint, with config.json and tokenizer."""
   weights = weights_of(trained.model)
   values = dict(
     version=folders.VERSION,
@@ -83,14 +85,14 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     checksum=checksum(weights),
     **trained.history,
   )
-  raise_only()
+  silence_background_errors()
   with new_folder(pathlib.Path(folder)) as new:
     try:
-      with quiet(), ocp.StandardCheckpointer() as checkpointer:
+      with silenced(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((new / _WEIGHTS).resolve(), weights)
-    except Exception as e:  # storage raises anything
+    except Exception as e:  # orbax raises errors of any type
       reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
-      raise OSError(f"{folder} cannot be written ({reason}): name a folder that can.") from e
+      raise OSError(f"{folder} cannot be written ({reason}): name a writable folder.") from e
     if trained.tokenizer is not None:
       keep_tokenizer(load_tokenizer(trained.tokenizer, trained.folder), new)
     write_json(new / folders.FILE, values)

@@ -1,10 +1,9 @@
-"""The training loop: from a configuration, a task and a folder to a trained model in it."""
+"""The training loop: train a model of a config on a task, with checkpoints in a workdir."""
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -13,24 +12,24 @@ from tqdm import tqdm
 from deltanet_jax import device_batches
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
+from deltanet_jax.eval.evaluation import EvalContext, Evaluator, run_evaluators
 from deltanet_jax.files import locked, writing
 from deltanet_jax.models.abstract import put_on_mesh
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
-from deltanet_jax.train.eval_context import EvalContext, Evaluator, Scorer
 from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.metrics import Log, Meter, set_aside
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
-from deltanet_jax.train.step import State, make_trainer
+from deltanet_jax.train.step import State, Trainer, make_trainer
 
-# Updates of a trace: after the first ones, which are slower.
+# Updates in a profiler trace, counted from the start: the first ones are slower.
 _TRACED = range(3, 8)
 
 
 class DivergenceError(Exception):
-  """Too many updates in a row had gradients that were not finite."""
+  """Too many consecutive updates had non-finite gradients."""
 
 
 def check_start(
@@ -39,13 +38,23 @@ def check_start(
   *,
   initial: InitFrom | None = None,
   extend: bool = False,
-):
-  """Raises ValueError if this run cannot start, or go on, in this folder; writes nothing."""
-  make_trainer(cfg)
+  trainer: Trainer | None = None,
+) -> Trainer:
+  """Raise ValueError if this run cannot start or resume in this folder; writes nothing.
+
+  Args:
+    initial, extend: as in `train`.
+    trainer: `make_trainer(cfg)` if the caller has it; tracing a large model takes seconds.
+
+  Returns:
+    The trainer, to be passed to `train`.
+  """
+  trainer = trainer or make_trainer(cfg)
   workdir = pathlib.Path(workdir)
   folders.check(workdir, cfg, initial=initial and initial.path, extend=extend)
   if initial is not None and not saved_steps(workdir):
-    initial.check(cfg.model)
+    initial.check(cfg.model, trainer.abstract_model.shapes)
+  return trainer
 
 
 def train(
@@ -59,184 +68,278 @@ def train(
   extend: bool = False,
   from_scratch: bool = False,
   profile: bool = False,
-  report=print,
+  report: Callable[[str], None] = print,
+  trainer: Trainer | None = None,
 ) -> dict[str, float]:
-  """Trains until `cfg.tokens`, going on from the newest checkpoint; returns the last evaluation.
+  """Train up to `cfg.tokens`, resuming from the newest checkpoint; return the last evaluation.
 
-  Ends earlier where an evaluation has `cfg.stop_metric` above `cfg.stop_above`.
-
-  Everything that can be wrong with the configuration, the mesh, the folder and the task is found
-  before anything is compiled or written. Told to stop by SIGTERM it saves and raises
-  PreemptionError; by Ctrl-C, KeyboardInterrupt.
+  Stops early when an evaluation has `cfg.stop_metric` above `cfg.stop_above`. Config, mesh, workdir
+  and task are checked before anything is compiled or written.
 
   Args:
-    evaluators: asked every `cfg.eval_every` updates and at the end.
-    origin: provenance, kept in config.json.
-    initial: weights that a new run begins with, at step 0 with a new optimiser; one that has saved
-      goes on from its own and does not read them.
-    extend: lets a run, finished or not, go on to a larger `cfg.tokens` than it was started for.
-      Data go on as if it had been started so, and the learning rate is from here on that of the
-      larger number: a cosine that had come down goes up again to where it would be.
-    from_scratch: starts at 0 where every checkpoint was damaged, which is an error else.
-    profile: writes a trace of a few updates to workdir/profile.
+    evaluators: run every `cfg.eval_every` updates and at the end.
+    origin: provenance, stored in config.json.
+    initial: initial weights of a new run, which starts at step 0 with a new optimizer state. A run
+      with a checkpoint resumes from that and does not load them.
+    extend: allow a run, finished or not, to continue to a larger `cfg.tokens`. The data continue as
+      if it had been started with that number, and so does the learning rate: a cosine schedule
+      that had decayed rises again to its value in the longer run.
+    from_scratch: start at step 0 if every checkpoint was damaged; False raises ValueError.
+    profile: write a profiler trace of a few updates to workdir/profile.
     report: called with one line of text.
+    trainer: returned by `check_start`; None: built here.
+
+  Raises:
+    ValueError: the run cannot start or resume.
+    DivergenceError: too many consecutive updates had non-finite gradients.
+    PreemptionError: on SIGTERM, after saving a checkpoint.
+    KeyboardInterrupt: on Ctrl-C, after saving a checkpoint.
+    OSError: the workdir cannot be read or written.
   """
-  workdir = pathlib.Path(workdir)
+  workdir, origin = pathlib.Path(workdir), origin or {}
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(Stop(workdir))
     stack.enter_context(writing(workdir))
-    trainer = make_trainer(cfg)
-    check_start(cfg, workdir, initial=initial, extend=extend)
+    trainer = check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
     folders.check_task(workdir, cfg, task)
     update = trainer.lower_update()
     new = not (workdir / folders.FILE).exists()
-    begun = (initial and initial.origin()) if new else folders.begun_with(workdir)
+    initial_origin = (initial and initial.origin()) if new else folders.initial_origin(workdir)
     if jax.process_index() == 0:
       workdir.mkdir(parents=True, exist_ok=True)
       stack.enter_context(locked(workdir / folders.LOCK, report=report))
-      # Again: another run may have begun and ended here meanwhile.
-      check_start(cfg, workdir, initial=initial, extend=extend)
-      folders.write(workdir, cfg, task, origin or {}, begun)
+      # Again under the lock: another run may have started and ended here meanwhile.
+      check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
+      folders.write(workdir, cfg, task, origin, initial_origin)
     if line := task.remark(cfg.model.vocab):
       report(line)
-    begin = functools.partial(
-      _begin, trainer, workdir, stop, initial, begun, from_scratch, origin or {}, report
-    )
-    return _train(trainer, update, workdir, task, evaluators, stop, begin, profile)
-
-
-def _begin(
-  trainer, workdir, stop, initial, begun, from_scratch, origin, report, checkpoints
-) -> tuple[State, int, bool]:
-  """The state to start from, its step, and whether it was evaluated if it was to be."""
-  restored = stop.before_start(lambda: checkpoints.restore(trainer.state_shapes(), report))
-  if restored is not None:
-    state, step = restored[0], restored[1]["step"]
-    report(f"going on from step {step} of {trainer.cfg.steps}")
-    _extend(trainer.cfg, workdir, step, origin, report)
-    return state, step, restored[1].get("evaluated", True)
-  if all_damaged(workdir):
-    if not from_scratch:
-      raise ValueError(
-        f"every checkpoint in {workdir} was damaged and moved to {DAMAGED}/: put a repaired one"
-        " back into checkpoints/, name another workdir, or restart with --from_scratch."
-      )
+    checkpoints = Checkpoints(workdir, cfg.checkpoint)
+    stack.callback(checkpoints.close)
+    start = _restore(trainer, checkpoints, stop, report)
+    if start is None:
+      _check_from_scratch(workdir, from_scratch)
     if jax.process_index() == 0:
-      set_aside(workdir)
-  _extend(trainer.cfg, workdir, 0, origin, report)
-  if begun is None:
-    init = trainer.lower_init()
-    return stop.before_start(init.compile)(np.uint32(trainer.cfg.seed)), 0, True
+      _record_extension(cfg, workdir, start.step if start else 0, origin, report)
+    if start is None:
+      state = _initial_state(trainer, workdir, stop, initial, initial_origin, report)
+      start = _Start(state, 0, evaluated=True)
+    return _Loop(trainer, workdir, task, evaluators, stop, checkpoints).run(update, start, profile)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+  """Where the loop starts; `evaluated` is False if an evaluation at this step was skipped."""
+
+  state: State
+  step: int
+  evaluated: bool
+
+
+def _restore(trainer, checkpoints, stop, report) -> _Start | None:
+  """Return the state of the newest intact checkpoint; None if there is none."""
+  shapes = trainer.state_shapes()
+  restored = stop.before_start(lambda: checkpoints.restore(shapes, report))
+  if restored is None:
+    return None
+  state, meta = restored
+  report(f"resuming from step {meta['step']} of {trainer.cfg.steps}")
+  return _Start(state, meta["step"], meta.get("evaluated", True))
+
+
+def _check_from_scratch(workdir, from_scratch):
+  """Raise ValueError if a run lost all its checkpoints and may not start from scratch."""
+  if not all_damaged(workdir):
+    return
+  if not from_scratch:
+    raise ValueError(
+      f"every checkpoint in {workdir} was damaged and moved to {DAMAGED}/: put a repaired one"
+      " back into checkpoints/, name another workdir, or restart with --from_scratch."
+    )
+  if jax.process_index() == 0:
+    set_aside(workdir)
+
+
+def _record_extension(cfg, workdir, step, origin, report):
+  """Record in config.json that a run continues to more tokens, and report the learning rate."""
+  before = folders.extend(workdir, cfg, step, origin)
+  if before is None:
+    return
+  old = dataclasses.replace(cfg, tokens=before)
+  old_rate, rate = (learning_rate(c, step) for c in (old, cfg))
+  report(
+    f"extended from {before} to {cfg.tokens} tokens: the learning rate follows the schedule of"
+    f" {cfg.tokens} tokens, at this step {rate:.3g} instead of {old_rate:.3g}"
+  )
+
+
+def _initial_state(trainer, workdir, stop, initial, origin, report) -> State:
+  """Return the state at step 0, with random weights or those of `initial`.
+
+  Args:
+    origin: of the run's initial weights, as in its config.json; None if they are random.
+  """
+  if origin is None:
+    lowered = trainer.lower_init()
+    return stop.before_start(lowered.compile)(np.uint32(trainer.cfg.seed))
   if initial is None:
     raise ValueError(
-      f"{workdir} has no checkpoint yet, and begins with the weights of {begun['path']}: name them"
-      " again with --init_from."
+      f"{workdir} has no checkpoint yet, and was started with the weights of {origin['path']}: name"
+      " them again with --init_from."
     )
-  if initial.origin()["sha256"] != begun["sha256"]:
+  if initial.origin()["sha256"] != origin["sha256"]:
     raise ValueError(
       f"{initial.path} no longer holds the weights that {workdir} was started with: name another"
       " workdir."
     )
-  report(f"starting from the {begun['kind']} weights of {begun['path']}")
-  begin = trainer.lower_begin()
-  weights = put_on_mesh(initial.take(), trainer.state_shapes()["weights"])
-  return stop.before_start(begin.compile)(weights), 0, True
+  report(f"starting from the {origin['kind']} weights of {origin['path']}")
+  lowered = trainer.lower_init_from()
+  weights = put_on_mesh(initial.take(), trainer.evaluation.weight_shapes)
+  return stop.before_start(lowered.compile)(weights)
 
 
-def _extend(cfg, workdir, step, origin, report):
-  """Notes in config.json that a run goes on to more tokens, and tells what that does."""
-  if jax.process_index() != 0:
-    return
-  before = folders.extend(workdir, cfg, step, origin)
-  if before is not None:
-    old = dataclasses.replace(cfg, tokens=before)
-    rates = [learning_rate(c, step) for c in (old, cfg)]
-    report(
-      f"extended from {before} to {cfg.tokens} tokens: the learning rate is that of a run of so"
-      f" many, at this step {rates[1]:.3g} instead of {rates[0]:.3g}"
-    )
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+  """Updates, evaluations and checkpoints of one call of `train`."""
 
+  trainer: Trainer
+  workdir: pathlib.Path
+  task: Task
+  evaluators: Sequence[Evaluator]
+  stop: Stop
+  checkpoints: Checkpoints
 
-def _train(trainer, update, workdir, task, evaluators, stop, begin, profile):
-  cfg = trainer.cfg
-  with contextlib.ExitStack() as stack:
-    checkpoints = Checkpoints(workdir, cfg.checkpoint)
-    stack.callback(checkpoints.close)
-    state, start, evaluated_before = begin(checkpoints)
-    meta = dict(config=to_json(cfg), identity=task.identity())
-    shapes = trainer.batch_shapes()
-    host, hosts = device_batches.host_share(shapes["tokens"])
-    workers = cfg.data.workers
-    batches = training_batches(task, host=host, hosts=hosts, workers=workers, start=start)
-    scorer = Scorer(trainer)
-
-    def evaluate(step) -> dict[str, float]:
-      evaluated = EvalContext(scorer, state["weights"], step)
-      return {name: number for evaluator in evaluators for name, number in evaluator(evaluated)}
-
-    meter = Meter(trainer)
-    update = stop.before_start(update.compile)
-    log = Log(workdir, start)
-    stack.callback(log.close)
-    bar = tqdm(
-      total=cfg.steps, initial=start, unit="update", disable=jax.process_index() != 0, smoothing=0.1
-    )
-    stack.callback(bar.close)
-    tracing = contextlib.ExitStack()
-    stack.callback(tracing.close)
-    results, pending = {}, None
-    if 0 < start < cfg.steps and start % cfg.eval_every == 0:
-      # Told to stop it was not evaluated; or perhaps this was its end.
-      results = {} if evaluated_before and cfg.stop_metric is None else evaluate(start)
-      if results and not evaluated_before:
-        log.write(start, results)
-      if results and _is_enough(cfg, results):
+  def run(self, lowered_update, start: _Start, profile: bool) -> dict[str, float]:
+    """Train from `start` to the end; return the last evaluation."""
+    cfg, state = self.trainer.cfg, start.state
+    shapes = self.trainer.batch_shapes()
+    batches = self._batches(shapes, start.step)
+    meta = dict(config=to_json(cfg), identity=self.task.identity())
+    with contextlib.ExitStack() as stack:
+      meter = Meter(self.trainer)
+      update = self.stop.before_start(lowered_update.compile)
+      recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter))
+      trace = stack.enter_context(_Trace(self.workdir, start.step, profile))
+      results = self._evaluate_resumed(start, recorder)
+      if self._stops_early(results):
         return results
-    for step in range(start + 1, cfg.steps + 1):
-      if profile and step - start == _TRACED.start:
-        tracing.enter_context(jax.profiler.trace(str(workdir / "profile")))
-      batch = device_batches.to_devices(next(batches), shapes, cfg.data.scored)
-      state, metrics = update(state, batch, learning_rate(cfg, step - 1))
-      _read(pending, log, bar, meter, cfg, workdir)
-      pending = (step, metrics)
-      if profile and step - start == _TRACED.stop:
-        jax.block_until_ready(state)
-        tracing.close()
-      last, stopping = step == cfg.steps, stop.asked(step)
-      evaluating = last or (step % cfg.eval_every == 0 and not stopping)
-      saving = last or stopping or step % cfg.checkpoint.every == 0
-      if evaluating or saving:
-        _read(pending, log, bar, meter, cfg, workdir)
-        pending = None
-      if evaluating and (results := evaluate(step)):
-        log.write(step, results)
-        if _is_enough(cfg, results):
-          last = saving = True
-      if saving:
-        owed = step % cfg.eval_every == 0 and not evaluating
-        checkpoints.save(step, state, meta | dict(evaluated=not owed))
-      if evaluating or saving:
-        meter.restart(step)
-      if stopping and not last:
-        checkpoints.wait()
-        stop.leave(step)
-      if last:
-        break
-    checkpoints.wait()
-    if start >= cfg.steps:
-      results = evaluate(start)
-  return results
+      for step in range(start.step + 1, cfg.steps + 1):
+        trace.before(step)
+        batch = device_batches.to_devices(next(batches), shapes, cfg.data.scored)
+        state, metrics = update(state, batch, learning_rate(cfg, step - 1))
+        recorder.add(step, metrics)
+        trace.after(step, state)
+        last, stopping = step == cfg.steps, self.stop.asked(step)
+        due = step % cfg.eval_every == 0
+        # A preempted run saves first and evaluates when it resumes.
+        evaluating = last or (due and not stopping)
+        if evaluating:
+          recorder.flush()
+          results = self._evaluate(step, state)
+          recorder.write(step, results)
+          last = last or self._stops_early(results)
+        if last or stopping or step % cfg.checkpoint.every == 0:
+          recorder.flush()
+          self.checkpoints.save(step, state, meta | dict(evaluated=evaluating or not due))
+        recorder.exclude_pause(step)
+        if last:
+          break
+        if stopping:
+          self.checkpoints.wait()
+          self.stop.leave(step)
+      self.checkpoints.wait()
+      return results if start.step < cfg.steps else self._evaluate(start.step, state)
+
+  def _batches(self, shapes, start):
+    host, hosts = device_batches.host_share(shapes["tokens"])
+    workers = self.trainer.cfg.data.workers
+    return training_batches(self.task, host=host, hosts=hosts, workers=workers, start=start)
+
+  def _evaluate(self, step, state) -> dict[str, float]:
+    context = EvalContext(self.trainer.evaluation, state["weights"], step)
+    return run_evaluators(context, self.evaluators)
+
+  def _evaluate_resumed(self, start, recorder) -> dict[str, float]:
+    """Repeat the evaluation of the step that a run resumes from, if it was skipped or decides."""
+    cfg = self.trainer.cfg
+    if not 0 < start.step < cfg.steps or start.step % cfg.eval_every:
+      return {}
+    if start.evaluated and cfg.stop_metric is None:
+      return {}
+    results = self._evaluate(start.step, start.state)
+    if not start.evaluated:
+      recorder.write(start.step, results)
+    return results
+
+  def _stops_early(self, results) -> bool:
+    """Whether an evaluation has `stop_metric` above its threshold."""
+    cfg = self.trainer.cfg
+    if cfg.stop_metric is None or not results:
+      return False
+    if cfg.stop_metric not in results:
+      raise ValueError(
+        f"stop_metric is {cfg.stop_metric!r}, but the evaluators give {sorted(results)}."
+      )
+    return results[cfg.stop_metric] > cfg.stop_above
 
 
-def _is_enough(cfg, results) -> bool:
-  """Whether an evaluation ends the run."""
-  if cfg.stop_metric is None:
-    return False
-  if cfg.stop_metric not in results:
-    raise ValueError(
-      f"stop_metric is {cfg.stop_metric!r}, but the evaluators give {sorted(results)}."
-    )
-  return results[cfg.stop_metric] > cfg.stop_above
+class _Recorder:
+  """Log file, progress bar and divergence check.
+
+  The metrics of an update are read after the next one was dispatched, so that the devices do not
+  wait for the host.
+  """
+
+  def __init__(self, cfg: TrainConfig, workdir: pathlib.Path, start: int, meter: Meter):
+    self._cfg, self._workdir, self._meter = cfg, workdir, meter
+    self._pending = None
+    self._paused = False
+    self._log = Log(workdir, start)
+    quiet = jax.process_index() != 0
+    self._bar = tqdm(total=cfg.steps, initial=start, unit="update", disable=quiet, smoothing=0.1)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._bar.close()
+    self._log.close()
+
+  def add(self, step: int, metrics: dict[str, jax.Array]):
+    """Read the metrics of the previous update and hold these until the next call."""
+    self._read()
+    self._pending = step, metrics
+
+  def flush(self):
+    """Read the metrics of the last update, before an evaluation or a checkpoint."""
+    self._read()
+    self._paused = True
+
+  def write(self, step: int, results: dict[str, float]):
+    """Log the results of an evaluation."""
+    if results:
+      self._log.write(step, results)
+
+  def exclude_pause(self, step: int):
+    """Do not count the time since `flush` as training time."""
+    if self._paused:
+      self._meter.restart(step)
+    self._paused = False
+
+  def _read(self):
+    if self._pending is None:
+      return
+    (step, metrics), self._pending = self._pending, None
+    cfg, metrics = self._cfg, {name: x.item() for name, x in metrics.items()}
+    self._bar.update(1)
+    if metrics["bad"] >= cfg.max_bad_updates:
+      raise DivergenceError(
+        f"{metrics['bad']} consecutive updates had non-finite gradients, the last at step {step}"
+        f" (batch {step - 1} of seed {cfg.seed}): {_last_checkpoint(self._workdir)}; lower"
+        " optimizer.learning_rate, or look at this batch."
+      )
+    if step % cfg.log_every == 0 or step == cfg.steps:
+      self._log.write(step, metrics | self._meter.rates(step))
+      self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
 
 def _last_checkpoint(workdir) -> str:
@@ -245,19 +348,24 @@ def _last_checkpoint(workdir) -> str:
   return "no checkpoint was saved yet"
 
 
-def _read(pending, log, bar, meter, cfg, workdir):
-  """Waits for the numbers of an update that was dispatched before; writes and judges them."""
-  if pending is None:
-    return
-  step, metrics = pending
-  metrics = {name: x.item() for name, x in metrics.items()}
-  bar.update(1)
-  if metrics["bad"] >= cfg.max_bad_updates:
-    raise DivergenceError(
-      f"{metrics['bad']} consecutive updates had non-finite gradients, the last at step {step}"
-      f" (batch {step - 1} of seed {cfg.seed}): {_last_checkpoint(workdir)}; lower"
-      " optimizer.learning_rate, or look at this batch."
-    )
-  if step % cfg.log_every == 0 or step == cfg.steps:
-    log.write(step, metrics | meter.rates(step))
-    bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
+class _Trace:
+  """Profiler trace of the updates `_TRACED`."""
+
+  def __init__(self, workdir: pathlib.Path, start: int, profile: bool):
+    self._folder, self._start, self._profile = str(workdir / "profile"), start, profile
+    self._stack = contextlib.ExitStack()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._stack.close()
+
+  def before(self, step: int):
+    if self._profile and step - self._start == _TRACED.start:
+      self._stack.enter_context(jax.profiler.trace(self._folder))
+
+  def after(self, step: int, state: State):
+    if self._profile and step - self._start == _TRACED.stop:
+      jax.block_until_ready(state)
+      self._stack.close()

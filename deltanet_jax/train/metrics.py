@@ -1,4 +1,4 @@
-"""Numbers of a run: JSON lines, TensorBoard, and how much of the hardware was used."""
+"""Metrics of a run: JSON lines, TensorBoard, throughput and model FLOPs utilization (MFU)."""
 
 import itertools
 import json
@@ -19,25 +19,25 @@ _BOARD = "tensorboard"
 
 
 def peak_flops(device) -> float | None:
-  """Operations per second of one device; of a CPU what a large product reaches now."""
+  """Return peak FLOP/s of one device; for a CPU, those of a measured large matmul."""
   if chip := chips.find(device.device_kind):
     return chip.peak_flops
-  return _measured() / len(jax.local_devices()) if device.platform == "cpu" else None
+  return _measure_matmul_flops() / len(jax.local_devices()) if device.platform == "cpu" else None
 
 
-def _measured(n: int = 1024) -> float:
+def _measure_matmul_flops(n: int = 1024) -> float:
   x = jnp.ones((n, n), jnp.float32)
-  product = jax.jit(jnp.matmul)
+  matmul = jax.jit(jnp.matmul)
   best = float("inf")
   for _ in range(4):
     start = time.perf_counter()
-    product(x, x).block_until_ready()
+    matmul(x, x).block_until_ready()
     best = min(best, time.perf_counter() - start)
   return 2 * n**3 / best
 
 
 def set_aside(workdir: pathlib.Path):
-  """Keeps the numbers of a run that starts anew, under the next free name."""
+  """Rename the metrics of a run that starts from scratch to the next free name."""
   for name, suffix in ((FILE, ".jsonl"), (_BOARD, "")):
     old = workdir / name
     free = (old.with_name(f"{old.stem}.{n}{suffix}") for n in itertools.count(1))
@@ -46,7 +46,7 @@ def set_aside(workdir: pathlib.Path):
 
 
 class _Board:
-  """Numbers for TensorBoard; by no thread, so that a full disk is told to whoever writes."""
+  """TensorBoard event writer without a thread, so that a full disk raises in the caller."""
 
   def __init__(self, folder: pathlib.Path, first_step: int):
     from tensorboardX import event_file_writer, proto, summary
@@ -54,7 +54,7 @@ class _Board:
     folder.mkdir(exist_ok=True)
     self._proto, self._summary = proto.event_pb2, summary
     self._writer = event_file_writer.EventsWriter(str(folder / "events"))
-    # What an earlier start has written of later steps does not count.
+    # Makes TensorBoard discard events of later steps that an interrupted run wrote.
     start = self._proto.SessionLog(status=self._proto.SessionLog.START)
     self._add(step=first_step, session_log=start)
 
@@ -71,29 +71,29 @@ class _Board:
 
 
 class Log:
-  """Rows of numbers by step; only the first process writes."""
+  """Metrics by step, as JSON lines and TensorBoard events; only process 0 writes."""
 
   def __init__(self, workdir: pathlib.Path, first_step: int):
     self._file = self._board = None
     if jax.process_index() != 0:
       return
     path = workdir / FILE
-    self._keep_before(path, first_step)
+    self._truncate(path, first_step)
     self._file = path.open("a")
     self._board = _Board(workdir / _BOARD, first_step)
 
   @staticmethod
-  def _keep_before(path, step):
-    """Drops what an interrupted run wrote after its last checkpoint: it will be run again."""
+  def _truncate(path, step):
+    """Drop metrics after the last checkpoint: those updates will be repeated."""
     if not path.exists():
       return
-    rows = [row for row in path.read_text().splitlines() if _step_of(row) <= step]
-    write_text(path, "".join(row + "\n" for row in rows))
+    lines = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+    write_text(path, "".join(line + "\n" for line in lines))
 
   def write(self, step: int, values: dict):
     if self._file is None:
       return
-    # JSON has no word for what is not finite, TensorBoard no place.
+    # Neither JSON nor TensorBoard represents non-finite values.
     finite = {name: x if math.isfinite(x) else None for name, x in values.items()}
     self._file.write(json.dumps({"step": step} | finite) + "\n")
     self._file.flush()
@@ -105,21 +105,21 @@ class Log:
       self._board.close()
 
 
-def _step_of(row: str) -> int:
-  """The step of a line; a half-written last line counts as beyond every step."""
+def _step_of(line: str) -> int:
+  """Return the step of a line; an incomplete last line has an infinite one."""
   try:
-    return json.loads(row)["step"]
+    return json.loads(line)["step"]
   except (ValueError, KeyError):
     return 1 << 62
 
 
 class Meter:
-  """Speed since it was last asked."""
+  """Throughput since the previous call, in tokens/s and MFU."""
 
   def __init__(self, trainer: Trainer):
     cfg = trainer.cfg
     self._tokens = cfg.data.batch * cfg.data.length
-    # The backward costs twice the forward.
+    # The backward pass costs twice the forward pass.
     self._flops = 3 * summarize(cfg.model, cfg.data.length).flops
     peak = peak_flops(trainer.mesh.devices.flat[0])
     self._peak = None if peak is None else peak * trainer.mesh.size

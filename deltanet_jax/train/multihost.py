@@ -1,4 +1,4 @@
-"""Several processes that go the same way, whichever of them met an error."""
+"""Agreement between processes: all raise an error if one of them meets it."""
 
 import jax
 import numpy as np
@@ -8,7 +8,12 @@ from deltanet_jax.train.checkpoint_reader import DamageError
 
 
 def raise_together(problem: Exception | None, what: str):
-  """Raises the error of this process, or of another; `what` was read. None where all went well."""
+  """Raise the error of this process or of another one; return if no process has one.
+
+  Args:
+    problem: the error of this process, None if it has none.
+    what: was read, for the message.
+  """
   if jax.process_count() > 1:
     kind = 0 if problem is None else 1 if isinstance(problem, DamageError) else 2
     worst = int(multihost_utils.process_allgather(np.int32(kind)).max())
@@ -21,7 +26,7 @@ def raise_together(problem: Exception | None, what: str):
 
 
 def same_everywhere(number: int) -> bool:
-  """Whether all processes have this number, of 31 bits."""
+  """Whether all processes have the same number (at most 31 bits)."""
   if jax.process_count() == 1:
     return True
   return len(np.unique(multihost_utils.process_allgather(np.int32(number)))) == 1

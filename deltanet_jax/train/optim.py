@@ -1,4 +1,4 @@
-"""AdamW and the learning rate of the paper."""
+"""AdamW and the learning rate schedule of the paper."""
 
 import math
 
@@ -9,9 +9,10 @@ from deltanet_jax.config import TrainConfig
 
 
 def learning_rate(cfg: TrainConfig, step: int | float) -> np.float32:
-  """Of the update number `step`, counted from 0: linear warm-up in tokens, then a cosine.
+  """Return the learning rate of update `step`, counted from 0: linear warmup, then cosine decay.
 
-  One that ends where it begins is constant. Between multiples of `rate_every` it stays as it is.
+  It is constant if `final_learning_rate` equals `learning_rate`, and between multiples of
+  `rate_every`.
   """
   opt = cfg.optimizer
   first, highest = opt.initial_learning_rate, opt.learning_rate
@@ -27,10 +28,10 @@ def learning_rate(cfg: TrainConfig, step: int | float) -> np.float32:
 
 
 def make_optimizer(cfg: TrainConfig, decayed: dict[str, bool]) -> optax.GradientTransformation:
-  """Gradients to directions; the step multiplies them by the learning rate.
+  """Return AdamW with gradient clipping, without the learning rate, which `update` multiplies by.
 
   Args:
-    decayed: by name, which weights have weight decay, if not all.
+    decayed: by weight name, whether it has weight decay; ignored if `decay_all` is set.
   """
   opt = cfg.optimizer
   clip = optax.identity() if opt.clip is None else optax.clip_by_global_norm(opt.clip)

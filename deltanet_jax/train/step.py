@@ -1,4 +1,4 @@
-"""The training step: loss, gradient, update, as one compiled program over a mesh."""
+"""The training step: loss, gradient and optimizer update as one compiled function over a mesh."""
 
 import dataclasses
 import functools
@@ -13,62 +13,76 @@ from jaxtyping import Array, Float
 
 from deltanet_jax import sharding
 from deltanet_jax.config import TrainConfig
-from deltanet_jax.models.abstract import AbstractModel, abstract_model, init_weights
-from deltanet_jax.models.chunked_logits import batch_totals, predictions
+from deltanet_jax.eval.evaluation import Evaluation, lower_on_mesh
+from deltanet_jax.models.abstract import (
+  AbstractModel,
+  abstract_model,
+  check_dtype,
+  init_weights,
+)
+from deltanet_jax.models.chunked_logits import batch_totals
 from deltanet_jax.ops.dtypes import accum_dtype
 from deltanet_jax.train.optim import make_optimizer
 
-# As `deltanet_jax.data.Batch`, of all hosts together.
+# As `deltanet_jax.data.Batch`, with the sequences of all processes.
 Batch = dict[str, Any]
-# weights, optimizer: by name; step: updates so far; skipped: of these, those that changed nothing
-# because their gradient was not finite; bad: how many such there were in a row just now.
+# weights and optimizer: by weight name; step: number of updates; skipped: how many of them changed
+# nothing because loss or gradient was non-finite; bad: how many of the most recent, consecutively.
 State = dict[str, Any]
-# An argument like the learning rate: seeds are one program.
+# A traced argument, so that seeds share one compiled function.
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-  """The pure functions of one run, initial state, update and score, and how they are split."""
+  """Pure functions of one run (initial state, gradient, update) and their shardings."""
 
   cfg: TrainConfig
-  mesh: Mesh
-  abstract_model: AbstractModel
   optimizer: optax.GradientTransformation
+  evaluation: Evaluation  # of batches of the training shape
+
+  @property
+  def mesh(self) -> Mesh:
+    return self.evaluation.mesh
+
+  @property
+  def abstract_model(self) -> AbstractModel:
+    return self.evaluation.model
 
   def init(self, seed: int | Array) -> State:
-    return self.begin(init_weights(self.cfg.model, seed))
+    """Return the state at step 0 with random weights."""
+    return self.init_from(init_weights(self.cfg.model, seed))
 
-  def begin(self, weights) -> State:
-    """The state before the first update of these weights."""
-    count = jnp.zeros((), jnp.int32)
+  def init_from(self, weights) -> State:
+    """Return the state at step 0 with these weights."""
+    zero = jnp.zeros((), jnp.int32)
     return dict(
       weights=weights,
       optimizer=self.optimizer.init(weights),
-      step=count,
-      skipped=count,
-      bad=count,
+      step=zero,
+      skipped=zero,
+      bad=zero,
     )
 
   def update(
     self, state: State, batch: Batch, rate: Float[Array, ""]
   ) -> tuple[State, dict[str, Array]]:
-    """The state after one batch, and loss, gradient norm, learning rate and the counts.
+    """Return the state after one update, and loss, gradient norm, learning rate and counts.
+
+    An update with a non-finite loss or gradient leaves weights and optimizer unchanged.
 
     Args:
-      rate: the learning rate, an argument so that runs that differ in it are one program.
+      rate: the learning rate, traced, so that learning rates share one compiled function.
     """
-    if self.cfg.model.embedding_dropout:
-      batch = batch | dict(dropout=self._dropout_keys(state["step"]))
-    loss, grads = self._gradient(state["weights"], batch)
+    loss, grads = self.loss_and_gradient(state["weights"], batch, state["step"])
     norm = optax.tree.norm(grads)
     directions, optimizer = self.optimizer.update(grads, state["optimizer"], state["weights"])
     weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
     good = jnp.isfinite(norm) & jnp.isfinite(loss)
-    keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
+    select = functools.partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
     new = dict(
-      weights=keep(weights, state["weights"]),
-      optimizer=keep(optimizer, state["optimizer"]),
+      weights=select(weights, state["weights"]),
+      optimizer=select(optimizer, state["optimizer"]),
       step=state["step"] + 1,
       skipped=state["skipped"] + jnp.where(good, 0, 1),
       bad=jnp.where(good, 0, state["bad"] + 1),
@@ -76,27 +90,36 @@ class Trainer:
     metrics = dict(loss=loss, grad_norm=norm, learning_rate=rate)
     return new, metrics | dict(skipped=new["skipped"], bad=new["bad"])
 
-  def _dropout_keys(self, step) -> Array:
-    """A key for each row, a function of seed and step: the same for any mesh and micro-batches."""
-    # Weights are drawn from the seed itself.
+  def dropout_keys(self, step: int | Array) -> Array:
+    """Return a PRNG key per sequence, by seed and step; independent of mesh and `grad_accum`."""
+    # fold_in(key, 1), because initialization uses the key of the seed itself.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.cfg.seed), 1), step)
     return jax.random.split(key, self.cfg.data.batch)
 
-  def _gradient(self, weights, batch):
-    """The mean loss over a batch and its gradient, in `grad_accum` micro-batches."""
-    # Each is divided by the whole batch's count: they may hold different numbers of targets.
+  def loss_and_gradient(
+    self, weights: dict[str, Array], batch: Batch, step: int | Array
+  ) -> tuple[Array, dict[str, Array]]:
+    """Return the mean loss over a batch and its gradient, in `grad_accum` micro-batches.
+
+    Args:
+      step: seeds dropout.
+    """
+    if self.cfg.model.embedding_dropout:
+      batch = batch | dict(dropout=self.dropout_keys(step))
+    # Normalized by the count of the full batch: micro-batches may differ in their targets.
     count = jnp.maximum(batch["mask"].sum(dtype=jnp.int32), 1).astype(jnp.float32)
 
     def loss(weights, micro_batch):
       model = self.abstract_model.model(weights)
-      return self._totals(model, micro_batch)["loss"] / count
+      totals = batch_totals(model, micro_batch, self.cfg.loss_chunk, scored=self.cfg.data.scored)
+      return totals["loss"] / count
 
     n = self.cfg.grad_accum
     if n == 1:
       return jax.value_and_grad(loss)(weights, batch)
 
     def split(x):
-      # Rows of one micro-batch lie apart, so that every device has rows in each.
+      # A micro-batch takes every n-th sequence, so that every device has sequences in each.
       x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
       return sharding.constrain(x, *(None, "batch", "length")[: x.ndim])
 
@@ -106,94 +129,78 @@ class Trainer:
     zero = (jnp.zeros((), accum_dtype(self.cfg.model.dtype)), jax.tree.map(jnp.zeros_like, weights))
     return lax.scan(add, zero, jax.tree.map(split, batch))[0]
 
-  def score(self, weights, batch: Batch) -> dict[str, Array]:
-    """Sums over the batch: loss, how many targets were predicted (argmax), targets."""
-    return self._totals(self.abstract_model.model(weights), batch, count_correct=True)
-
-  def _totals(self, model, batch, **options):
-    cfg = self.cfg
-    return batch_totals(model, batch, cfg.loss_chunk, scored=cfg.data.scored, **options)
-
-  def predict(self, weights, batch: Batch, counting: int) -> Array:
-    """See `deltanet_jax.models.chunked_logits.predictions`."""
-    return predictions(self.abstract_model.model(weights), batch, counting, self.cfg.loss_chunk)
-
   def state_shapes(self) -> State:
-    """The state as shapes with shardings; takes no memory."""
-    by_name = {
-      name: sharding.named(self.mesh, *axes) for name, axes in self.abstract_model.axes.items()
-    }
-    whole = NamedSharding(self.mesh, PartitionSpec())
+    """Return shapes and shardings of the state; allocates nothing."""
+    weights = self.evaluation.weight_shapes
+    replicated = NamedSharding(self.mesh, PartitionSpec())
 
-    def place(path, x):
-      # The moments of a weight lie where it lies; everything else is a count.
-      name = getattr(path[-1], "key", None)
-      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_name.get(name, whole))
+    def shape(path, x):
+      # Adam moments are sharded like their weight; everything else is a scalar.
+      weight = weights.get(getattr(path[-1], "key", None))
+      placed = replicated if weight is None else weight.sharding
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
 
-    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(self.init, _SEED))
+    return jax.tree_util.tree_map_with_path(shape, jax.eval_shape(self.init_from, weights))
 
   def batch_shapes(self) -> Batch:
-    place = sharding.named(self.mesh, "batch", "length")
-    shape = (self.cfg.data.batch, self.cfg.data.length)
-    dtypes = dict(tokens="int32", targets="int32", segment_ids="int32", mask="bool")
-    return {
-      name: jax.ShapeDtypeStruct(shape, jnp.dtype(d), sharding=place) for name, d in dtypes.items()
-    }
+    """Return shapes and shardings of a batch."""
+    return self.evaluation.batch_shapes
 
-  def lower(self, function, *arguments, places=None, donate=(), **options):
-    """A method of this class for arguments of these shapes; `.compile()` makes it a program.
+  def lower_init(self, **options) -> jax.stages.Lowered:
+    """Lower `init`; options are those of `jax.stages.Traced.lower`."""
+    out = _shardings(self.state_shapes())
+    return lower_on_mesh(self.mesh, self.init, _SEED, out_shardings=out, **options)
 
-    Args:
-      places: shardings of the results; None has every device hold all of them.
-    """
-    with jax.set_mesh(self.mesh):
-      if places is None:
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        places = jax.tree.map(lambda _: whole, jax.eval_shape(function, *arguments))
-      jitted = jax.jit(function, out_shardings=places, donate_argnums=donate)
-      return jitted.trace(*arguments).lower(**options)
-
-  def lower_init(self, **options):
-    return self.lower(self.init, _SEED, places=_places(self.state_shapes()), **options)
-
-  def lower_begin(self, **options):
+  def lower_init_from(self, **options) -> jax.stages.Lowered:
+    """Lower `init_from`, which donates the weights."""
     shapes = self.state_shapes()
-    return self.lower(self.begin, shapes["weights"], places=_places(shapes), donate=0, **options)
+    return lower_on_mesh(
+      self.mesh,
+      self.init_from,
+      shapes["weights"],
+      out_shardings=_shardings(shapes),
+      donate=0,
+      **options,
+    )
 
-  def lower_update(self, **options):
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+  def lower_update(self, **options) -> jax.stages.Lowered:
+    """Lower `update`, which donates the state."""
+    replicated = NamedSharding(self.mesh, PartitionSpec())
+    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
     arguments = self.state_shapes(), self.batch_shapes(), rate
     with jax.set_mesh(self.mesh):
       _, metrics = jax.eval_shape(self.update, *arguments)
-    places = (_places(arguments[0]), jax.tree.map(lambda _: whole, metrics))
-    return self.lower(self.update, *arguments, places=places, donate=0, **options)
-
-  def lower_score(self, **options):
-    return self.lower(self.score, self.state_shapes()["weights"], self.batch_shapes(), **options)
-
-  def lower_predict(self, counting: int, **options):
-    function = functools.partial(self.predict, counting=counting)
-    return self.lower(function, self.state_shapes()["weights"], self.batch_shapes(), **options)
+    out = (_shardings(arguments[0]), jax.tree.map(lambda _: replicated, metrics))
+    return lower_on_mesh(self.mesh, self.update, *arguments, out_shardings=out, donate=0, **options)
 
 
-def _places(shapes):
+def _shardings(shapes):
   return jax.tree.map(lambda x: x.sharding, shapes)
 
 
 def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
-  """Checks the configuration and the mesh against each other; computes nothing."""
+  """Trace the model and check config and mesh; compiles nothing.
+
+  Args:
+    devices: of the mesh; None: all.
+
+  Raises:
+    ValueError: the config is invalid, or does not fit the mesh.
+  """
   cfg.validate()
-  if cfg.model.dtype == "float64" and not jax.config.jax_enable_x64:
-    raise ValueError(
-      "model.dtype = 'float64' needs jax's 64-bit types: set JAX_ENABLE_X64=1 and start again."
-    )
+  check_dtype(cfg.model)
   mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
   model = abstract_model(cfg.model)
-  for name, axes in model.axes.items():
-    for axis, size in zip(axes, model.shapes[name].shape):
-      sharding.check_divides(mesh, axis, size, f"axis {axis!r} of weight {name}")
-  rows = cfg.data.batch // cfg.grad_accum
-  sharding.check_divides(mesh, "batch", rows, "data.batch / grad_accum")
+  model.check_mesh(mesh)
+  micro_batch = cfg.data.batch // cfg.grad_accum
+  sharding.check_divides(mesh, "batch", micro_batch, "data.batch / grad_accum")
   sharding.check_divides(mesh, "length", cfg.data.length, "data.length")
-  return Trainer(cfg, mesh, model, make_optimizer(cfg, model.decays))
+  evaluation = Evaluation(
+    model,
+    mesh,
+    batch=cfg.data.batch,
+    length=cfg.data.length,
+    max_targets=cfg.data.scored,
+    loss_chunk=cfg.loss_chunk,
+  )
+  return Trainer(cfg, make_optimizer(cfg, model.decays), evaluation)

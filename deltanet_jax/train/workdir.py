@@ -1,4 +1,4 @@
-"""The folder of one run: what it was started with, and whether a new start may continue it."""
+"""The workdir of a run: config.json, and the checks whether a new start may resume it."""
 
 import json
 import pathlib
@@ -10,14 +10,14 @@ from deltanet_jax.mixers import mixer_config
 
 FILE = "config.json"
 LOCK = "lock"  # held by the training process; readers do not need it
-VERSION = 2  # of what is in it
-# What may be in a folder before its run has started.
-_BEFORE = ("corpus", LOCK, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-# What may change between two starts of one run: it moves work around, the result stays the same.
-_FREE = (
+VERSION = 2  # of the format of config.json
+# Files that may exist in a workdir before its run starts.
+_BEFORE_START = ("corpus", LOCK, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+# Fields that may change when a run is resumed: they affect how it is computed, not its result.
+_MAY_CHANGE = (
   "mesh.",
   "checkpoint.",
-  "data.corpus",  # a folder may move; that its text is the same is checked by content
+  "data.corpus",  # the folder may move; the identity of the task compares its content
   "data.workers",
   "data.scored",
   "grad_accum",
@@ -34,53 +34,65 @@ _FREE = (
 def check(
   workdir: pathlib.Path, cfg: TrainConfig, *, initial: str | None = None, extend: bool = False
 ):
-  """Refuses a folder that holds another run or something else; writes nothing.
+  """Raise ValueError if the folder holds another run or other files; writes nothing.
 
   Args:
-    initial: path of the weights that the run begins with; None also for one that goes on.
-    extend: whether the run may go on to more tokens than it was started for.
+    initial: path of the initial weights, if the caller names one.
+    extend: whether `cfg.tokens` may be larger than that of the run.
   """
-  path = workdir / FILE
-  if not path.exists():
-    if workdir.exists() and not workdir.is_dir():
-      raise ValueError(f"{workdir} is a file: name a folder.")
-    if workdir.exists() and any(p.name not in _BEFORE for p in workdir.iterdir()):
-      raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
-    if extend:
-      raise ValueError(f"{workdir} has no run to extend: name its folder, or leave --extend out.")
+  if not (workdir / FILE).exists():
+    _check_new(workdir, extend)
     return
-  values = _read(path)
+  values = _read(workdir / FILE)
   if "identity" not in values:
     raise ValueError(f"{workdir} holds exported weights, not a run: name another workdir.")
-  now = json.loads(json.dumps(to_json(cfg)))
-  kinds = [_mixer_kinds(config) for config in (values["config"], now)]
+  _check_config(workdir, values["config"], json.loads(json.dumps(to_json(cfg))), extend)
+  if initial is not None:
+    _check_initial(workdir, initial)
+
+
+def _check_new(workdir, extend):
+  if workdir.exists() and not workdir.is_dir():
+    raise ValueError(f"{workdir} is a file: name a folder.")
+  if workdir.exists() and any(p.name not in _BEFORE_START for p in workdir.iterdir()):
+    raise ValueError(f"{workdir} holds files but no {FILE}: name an empty or a new folder.")
+  if extend:
+    raise ValueError(f"{workdir} has no run to extend: name its folder, or leave --extend out.")
+
+
+def _check_config(workdir, old, new, extend):
+  kinds = [_mixer_kinds(config) for config in (old, new)]
   if kinds[0] != kinds[1]:
     raise ValueError(
       f"{workdir} was started with the mixers {kinds[0]}, now they are {kinds[1]}: use the same, or"
       " another workdir."
     )
-  old, new = _flat(values["config"]), _flat(now)
+  old, new = _flatten(old), _flatten(new)
   for key in sorted(old.keys() | new.keys()):
-    if old.get(key) != new.get(key) and not key.startswith(_FREE):
-      more = key == "tokens" and new[key] > old[key]
-      if more and extend:
-        continue
-      hint = ", or extend the run with --extend" if more else ""
-      raise ValueError(
-        f"{workdir} was started with {key} = {old.get(key)!r}, now it is {new.get(key)!r}:"
-        f" use the same, or another workdir{hint}."
-      )
-  begun = begun_with(workdir)
-  if initial is not None and (begun is None or begun["path"] != initial):
-    told = "random weights" if begun is None else f"the weights of {begun['path']}"
+    if old.get(key) == new.get(key) or key.startswith(_MAY_CHANGE):
+      continue
+    longer = key == "tokens" and new[key] > old[key]
+    if longer and extend:
+      continue
+    hint = ", or extend the run with --extend" if longer else ""
     raise ValueError(
-      f"{workdir} was started with {told}, not with {initial}: leave it out to go on, or name"
-      " another workdir."
+      f"{workdir} was started with {key} = {old.get(key)!r}, now it is {new.get(key)!r}:"
+      f" use the same, or another workdir{hint}."
+    )
+
+
+def _check_initial(workdir, initial):
+  origin = initial_origin(workdir)
+  if origin is None or origin["path"] != initial:
+    started = "random weights" if origin is None else f"the weights of {origin['path']}"
+    raise ValueError(
+      f"{workdir} was started with {started}, not with {initial}: leave --init_from out to resume,"
+      " or name another workdir."
     )
 
 
 def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
-  """Refuses a task that does not suit the configuration, or another one than before."""
+  """Raise ValueError if the task does not fit the config, or is not the task of the run."""
   shape = (cfg.data.batch, cfg.data.length)
   if task.shape != shape:
     raise ValueError(f"the task's batches are {task.shape}, expected data.batch, length = {shape}.")
@@ -101,10 +113,10 @@ def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
 
 
 def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, initial: dict | None):
-  """Writes what is compared when the run goes on, and where it came from, if it is new.
+  """Write config.json of a new run: what a resume is compared with, and provenance.
 
   Args:
-    initial: of the weights that it begins with, where they came from; None if they are random.
+    initial: origin of the initial weights; None if they are random.
   """
   path = workdir / FILE
   if path.exists():
@@ -124,20 +136,20 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, ini
   )
 
 
-def begun_with(workdir: pathlib.Path) -> dict | None:
-  """Where the weights came from that a run began with; None if they were random."""
+def initial_origin(workdir: pathlib.Path) -> dict | None:
+  """Return the origin of a run's initial weights; None if they were random."""
   return history(_read(workdir / FILE))["initial"]
 
 
 def extend(workdir: pathlib.Path, cfg: TrainConfig, step: int, origin: dict) -> int | None:
-  """Notes that the run goes on from `step` to `cfg.tokens`; returns the tokens it had before.
+  """Record that the run continues from `step` to `cfg.tokens`; return its tokens before that.
 
-  None if it has as many as it was started for, or was extended to.
+  Returns None if `cfg.tokens` is unchanged.
   """
   path = workdir / FILE
   values = _read(path)
   before, extended = values["config"]["tokens"], history(values)["extended"]
-  # Updates that were lost are made again, and with the learning rate of the longer run.
+  # Updates after the last checkpoint are repeated with the learning rate of the longer run.
   extended = [one | dict(step=min(one["step"], step)) for one in extended]
   if before != cfg.tokens:
     extended.append({"step": step, "from": before, "to": cfg.tokens, "origin": origin})
@@ -148,7 +160,7 @@ def extend(workdir: pathlib.Path, cfg: TrainConfig, step: int, origin: dict) -> 
 
 
 def history(values: dict) -> dict:
-  """Of a config.json: provenance, weights that were begun with, extensions; older ones lack two."""
+  """Return provenance, initial weights and extensions of a config.json; old files lack some."""
   return dict(
     origin=values.get("origin", {}),
     initial=values.get("initial"),
@@ -157,18 +169,18 @@ def history(values: dict) -> dict:
 
 
 def is_ours(folder: str | pathlib.Path) -> bool:
-  """Whether a folder is that of a run or of exported weights, and not a public checkpoint."""
+  """Whether a folder holds a run or exported weights, not a public checkpoint."""
   path = pathlib.Path(folder) / FILE
   return path.exists() and "config" in _json(path)
 
 
 def is_run(folder: str | pathlib.Path) -> bool:
-  """Whether a folder is that of a run, which has steps."""
+  """Whether a folder holds a run, which has checkpoints by step, not exported weights."""
   return "identity" in _read(pathlib.Path(folder) / FILE)
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:
-  """The configuration of a run, and all else that was written beside it."""
+  """Return the config of a run, and all values of its config.json."""
   values = _read(workdir / FILE)
   return from_json(values["config"], mixer_config), values
 
@@ -179,7 +191,8 @@ def _read(path) -> dict:
   values = _json(path)
   if "config" not in values:
     raise ValueError(
-      f"{path} is not of a run: a public checkpoint is read by load_fla, in commands --checkpoint."
+      f"{path} is not of a run: read a public checkpoint with load_fla, in commands with"
+      " --checkpoint."
     )
   version = values.get("version", 1)
   if version != VERSION:
@@ -199,16 +212,16 @@ def _json(path) -> dict:
 
 
 def _mixer_kinds(config: dict) -> list[str]:
-  """Return the mixer of each layer of the pattern, without the names that a config gives them."""
+  """Return the mixer kinds of the layer pattern; their names are arbitrary."""
   model = config["model"]
   return [model["mixers"][name]["kind"] for name in model["pattern"]]
 
 
-def _flat(values, prefix="") -> dict:
-  """Nested dictionaries as one, with dots in the names."""
+def _flatten(values, prefix="") -> dict:
+  """Flatten nested dictionaries, joining names with dots."""
   if not isinstance(values, dict):
     return {prefix[:-1]: values}
   flat = {}
   for name, value in values.items():
-    flat |= _flat(value, f"{prefix}{name}.")
+    flat |= _flatten(value, f"{prefix}{name}.")
   return flat

@@ -1,6 +1,6 @@
 """Roofline upper bound on the training throughput of the paper's 1.3B models.
 
-Apart from the command `throughput_bound`, whose flags other commands have too.
+A library without flags, used by the command `throughput_bound`.
 """
 
 from deltanet_jax.config import DataConfig, MeshConfig, TrainConfig

@@ -83,7 +83,7 @@ def _kernel_flops(trainer, program) -> float:
   cfg = trainer.cfg
   called = " ".join(program.kernels())
   forward = summarize(cfg.model, cfg.data.length).operator_flops
-  flops = sum(n for engine, n in forward.items() if re.search(_KERNELS.get(engine, "$^"), called))
+  flops = sum(n for name, n in forward.items() if re.search(_KERNELS.get(name, "$^"), called))
   # The backward pass costs two forward passes, remat a third one.
   passes = 3 if cfg.model.remat == "none" else 4
   return passes * flops * cfg.data.batch * cfg.data.length / trainer.mesh.size

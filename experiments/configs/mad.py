@@ -1,42 +1,38 @@
-"""Mechanistic architecture design, six small tasks (the paper's table, section 4.1).
+"""MAD, mechanistic architecture design: six small tasks (the paper's table, section 4.1).
 
-python -m experiments.sweep --config=mad                             # the small set, 2 CPU cores
-python -m experiments.sweep --config=mad --rows=paper --list         # full scale, and its cost
+python -m experiments.sweep --config=mad                        # the set "small", on 2 CPU cores
+python -m experiments.sweep --config=mad --rows=paper --list    # full scale, and its cost
 python -m experiments.sweep --config=mad --rows='paper/deltanet-conv-memorize*'
-python -m experiments.sweep --config=mad --rows=why      # memorising and convolutions
+python -m experiments.sweep --config=mad --rows=why             # memorizing and convolutions
 
 Paper: 66 settings of six tasks (a baseline, then one factor changed at a time), for each the best
-of 3 learning rates x 2 weight decays, 396 runs a model of 200 epochs. A task's score is the mean
-over its settings, of accuracy averaged over kinds of tokens. The paper's table is PAPER below.
+of 3 learning rates x 2 weight decays, 396 runs per model of 200 epochs. The score of a task is the
+mean over its settings of the macro accuracy (averaged over classes of tokens). PAPER has the table.
 
-Why: memorising alone, by width of the convolution and number of examples, as many updates for all.
-Two tokens wide it shows an insert token the key before it, four tokens wide also the key before.
+Why: the task memorize alone, by width of the convolution and number of examples, with the same
+number of updates. A convolution of width 2 mixes the key before an insert token into that token;
+one of width 4 also mixes in the key before that one.
 
-Small: one setting a task, rows of 16 to 64 tokens, width 64; half a minute of a core a run, two or
-three where recall is not learned. Recall from the context has the benchmark's own vocabulary and
-number of rows: with 64 tokens in rows of 32 few keys come back; 3,200 rows are learned by heart.
+Small: one setting per task, sequences of 16-64 tokens, width 64; half a minute per run on one core,
+2-3 minutes where recall is not learned. In-context recall has the benchmark's vocabulary and number
+of examples: with a vocabulary of 64, few keys repeat in 32 tokens; 3,200 examples are memorized.
 """
 
 import dataclasses
 import functools
 
-from deltanet_jax.config import (
-  CheckpointConfig,
-  DataConfig,
-  MixerConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TrainConfig,
-)
-from deltanet_jax.data import SyntheticTask, mad
-from deltanet_jax.eval import Accuracy
+from deltanet_jax.config import MixerConfig, ModelConfig
+from deltanet_jax.data import mad
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gla import GLAConfig
 from deltanet_jax.mixers.hyena import HyenaConfig, MultiheadHyenaConfig
 from deltanet_jax.mixers.linear_attention import LinearAttentionConfig
 from deltanet_jax.mixers.mamba import MambaConfig
-from experiments.lib.sweep_spec import Point, Row, Training
+from experiments.lib import synthetic_models
+from experiments.lib.sweep_spec import Point, Row
+from experiments.lib.synthetic_models import with_and_without_conv
+from experiments.lib.training_run import TrainingRun
 
 TASKS = (
   "compress",
@@ -46,7 +42,8 @@ TASKS = (
   "noisy_recall",
   "selective_copy",
 )
-# Percent, in the order of TASKS. DeltaNet, Mamba and both Hyenas had convolutions, GLA none.
+# Accuracy in percent, in the order of TASKS. DeltaNet, Mamba and both Hyenas had convolutions, GLA
+# had none.
 PAPER = {
   "attention": (51.6, 29.8, 94.1, 85.2, 86.8, 99.6),
   "hyena": (45.2, 7.9, 81.7, 89.5, 78.8, 93.1),
@@ -55,105 +52,129 @@ PAPER = {
   "gla": (38.8, 6.9, 80.8, 63.3, 81.6, 88.6),
   "deltanet-conv": (42.2, 35.7, 100.0, 52.8, 100.0, 100.0),
 }
-_CONV_STD = 12**-0.5  # of a uniform number within 0.5, as convolutions begin there
 
 
 def mixers(width: int, length: int) -> dict[str, MixerConfig]:
-  """Every model by its name: states of 16 numbers a channel where there is a choice."""
+  """Every model by name; the state has 16 values per channel where it can be chosen."""
   heads = width // 16
-  delta = dict(heads=heads, key_size=16, value_size=16)
   return {
     "attention": AttentionConfig(head_size=8),
     "hyena": HyenaConfig(length=length),
     "multihead-hyena": MultiheadHyenaConfig(length=length, head_size=8),
-    "mamba": MambaConfig(state_size=4, conv=0),
-    "mamba-conv": MambaConfig(state_size=4, conv=4),
-    "gla": GLAConfig(heads=heads, expand_k=1.0),
-    "gla-conv": GLAConfig(heads=heads, expand_k=1.0, conv=4),
-    "deltanet": DeltaNetConfig(**delta, conv=0),
-    "deltanet-conv": DeltaNetConfig(**delta, conv=4),
-    "linear-attention": LinearAttentionConfig(heads=width // 8),
-    "linear-attention-conv": LinearAttentionConfig(heads=width // 8, conv=4),
+    **with_and_without_conv("mamba", MambaConfig, state_size=4),
+    **with_and_without_conv("gla", GLAConfig, heads=heads, expand_k=1.0),
+    **with_and_without_conv("deltanet", DeltaNetConfig, heads=heads, key_size=16, value_size=16),
+    **with_and_without_conv("linear-attention", LinearAttentionConfig, heads=width // 8),
   }
 
 
-def model(name: str, task: str, *, vocab, length, width, **changes) -> ModelConfig:
-  """The benchmark's shell: two layers with SwiGLU, a head with a bias; to compress, a decoder."""
-  shell = dict(
-    vocab=vocab,
+def model(
+  name: str,
+  task: str,
+  *,
+  length: int,
+  width: int,
+  mixer: MixerConfig | None = None,
+  **settings,
+) -> ModelConfig:
+  """The model of the benchmark: two layers with SwiGLU, an output bias.
+
+  For the task `compress` it is an autoencoder with a decoder of two layers.
+
+  Args:
+    mixer: the mixer of that name by default.
+  """
+  defaults = dict(
     width=width,
     depth=2,
-    mixers={name: mixers(width, length)[name]},
-    pattern=(name,),
     mlp_multiple=16,
-    norm_eps=1e-5,
     head_bias=True,
     autoencoder=2 if task == "compress" else 0,
-    conv_std=_CONV_STD,
     scan=False,
   )
-  return ModelConfig(**shell | changes)
+  mixer = mixer or mixers(width, length)[name]
+  return synthetic_models.model(name, mixer, **defaults | settings)
 
 
 def _scored(task: str, setting: dict) -> int | None:
-  """Targets of a row that count; None if it is all of them, in training."""
-  per_row = dict(selective_copy=setting.get("copied"), memorize=setting["length"] // 2)
-  return per_row.get(task)
+  """Targets per sequence that have a loss in training; None if all have."""
+  per_sequence = dict(selective_copy=setting.get("copied"), memorize=setting["length"] // 2)
+  return per_sequence.get(task)
 
 
-def _training(name, task, setting, *, width, batch, epochs, point: Point, seed, every=1, **changes):
-  data: SyntheticTask = mad.make(task, **setting, batch=batch, seed=12345 + seed)
-  length = data.shape[1]
-  per_update, updates = batch * length, epochs * data.epoch
-  cfg = TrainConfig(
-    model=model(name, task, vocab=setting["vocab"], length=length, width=width, **changes),
-    data=DataConfig(length=length, batch=batch, scored=_scored(task, setting)),
-    optimizer=OptimizerConfig(
-      learning_rate=point["learning_rate"],
-      final_learning_rate=point["learning_rate"],  # constant
-      warmup_tokens=0,
-      weight_decay=point["weight_decay"],
-      decay_all=True,
-      clip=None,
-      b2=0.999,
-    ),
-    checkpoint=CheckpointConfig(every=10 * every * data.epoch, keep=1),
-    tokens=updates * per_update,
-    loss_chunk=length,
-    seed=seed,
-    log_every=every * data.epoch,
+def _run(
+  name: str,
+  task: str,
+  setting: dict,
+  *,
+  width: int,
+  batch: int,
+  epochs: int,
+  point: Point,
+  seed: int,
+  every: int = 1,
+  **settings,
+) -> TrainingRun:
+  """Args:
+  setting: arguments of the task.
+  every: epochs between evaluations.
+  settings: more fields of ModelConfig.
+  """
+  data = mad.make(task, **setting, batch=batch, seed=12345 + seed)
+  built = model(name, task, vocab=setting["vocab"], length=data.shape[1], width=width, **settings)
+  rate = point["learning_rate"]
+  optimizer = synthetic_models.adamw(
+    rate,
+    final_learning_rate=rate,  # constant
+    warmup_tokens=0,
+    weight_decay=point["weight_decay"],
+  )
+  cfg = synthetic_models.train_config(
+    built,
+    data,
+    optimizer,
+    updates=epochs * data.epoch,
     eval_every=every * data.epoch,
+    checkpoint_every=10 * every * data.epoch,
+    log_every=every * data.epoch,
+    seed=seed,
+    scored=_scored(task, setting),
     stop_metric="validation_macro_accuracy",
     stop_above=0.999,
   )
-  return Training(cfg, data, [Accuracy(data), Accuracy(data.test, "test")])
+  return TrainingRun(cfg, data, synthetic_models.accuracy(data))
 
 
-def _make_paper(name: str, task: str, setting: dict, point: Point, seed: int) -> Training:
+def _make_paper(name: str, task: str, setting: dict, point: Point, seed: int) -> TrainingRun:
   sizes = dict(width=128, batch=128, epochs=200, dtype="bfloat16")
-  return _training(name, task, setting, **sizes, point=point, seed=seed)
+  return _run(name, task, setting, **sizes, point=point, seed=seed)
 
 
-def _make_why(name: str, conv: int, examples: int, point: Point, seed: int) -> Training:
+def _make_why(name: str, conv: int, examples: int, point: Point, seed: int) -> TrainingRun:
   setting = SMALL["memorize"]
   epochs = setting["epochs"] * setting["examples"] // examples
   setting = setting | dict(examples=examples, epochs=epochs)
   mixer = dataclasses.replace(mixers(64, setting["length"])[name], conv=conv)
-  return _make_small(name, "memorize", setting, point, seed, mixers={name: mixer})
+  return _make_small(name, "memorize", setting, point, seed, mixer=mixer)
 
 
 def _make_small(
-  name: str, task: str, setting: dict, point: Point, seed: int, **changes
-) -> Training:
+  name: str,
+  task: str,
+  setting: dict,
+  point: Point,
+  seed: int,
+  mixer: MixerConfig | None = None,
+) -> TrainingRun:
   batch, epochs = setting["batch"], setting["epochs"]
   setting = {name: x for name, x in setting.items() if name not in ("batch", "epochs")}
-  held_out = dict(validation_examples=640, test_examples=640)
+  splits = dict(validation_examples=640, test_examples=640)
   sizes = dict(width=64, batch=batch, epochs=epochs, every=max(epochs // 10, 1), init_std=0.125)
-  return _training(name, task, setting | held_out, **sizes, point=point, seed=seed, **changes)
+  return _run(name, task, setting | splits, **sizes, point=point, seed=seed, mixer=mixer)
 
 
 _MODELS = tuple(mixers(64, 64))
-# As `mad.make` takes them, rows of a batch, and epochs.
+# Arguments of `mad.make`, batch size and epochs.
 SMALL = {
   "memorize": dict(vocab=512, length=32, examples=256, batch=64, epochs=100),
   "fuzzy_recall": dict(vocab=16, length=32, examples=3200, batch=32, epochs=5),
@@ -167,7 +188,7 @@ SMALL = {
 
 
 def _seeds(name: str, task: str) -> tuple[int, ...]:
-  """Five for the paper's two claims of this table: memorising, and recall from the context."""
+  """Five seeds for the paper's two claims from this table: memorizing and in-context recall."""
   recalls = name.startswith(("attention", "deltanet", "gla"))
   claimed = task == "memorize" or (task in ("fuzzy_recall", "context_recall") and recalls)
   return tuple(range(5)) if claimed else (0,)
@@ -194,7 +215,7 @@ ROWS = [
     set="small",
     key=dict(model=name, task=task),
     make=functools.partial(_make_small, name, task, SMALL[task]),
-    # Of recall from the context the lower rate was better or as good for every model.
+    # For in-context recall the lower rate was at least as good for every model.
     grid=_grid((1e-3,) if task == "noisy_recall" else (1e-3, 3e-3), (0.0,)),
     seeds=_seeds(name, task),
     metric="validation_macro_accuracy",

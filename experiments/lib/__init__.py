@@ -1,1 +1,1 @@
-"""What the commands share."""
+"""Modules shared by the commands of `experiments`."""

@@ -1,71 +1,83 @@
-"""The flag `--config`: a file with get_config(), its fields set one by one."""
+"""The flag `--config`: a file with get_config(), and flags that set its fields."""
 
 import dataclasses
 import difflib
-import importlib.util
 import inspect
-import pathlib
 import re
 import sys
-import traceback
 from typing import Literal
 
 from absl import flags
 from ml_collections import config_flags
 
 from deltanet_jax.config import TrainConfig
-from experiments.lib import app, config_help
+from experiments.lib import app, config_help, config_modules
 
-# Fields with a few named values, as `--config.model.remat=dots`; validate() knows the names.
+# Literal fields, like `--config.model.remat=dots`; validate() checks their values.
 config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())
 
 CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "File with get_config(); `--config.data.batch=8` sets a field of it."
+  "config",
+  None,
+  "File with get_config(): a name in experiments/configs, or a path; `--config.data.batch=8` sets a"
+  " field.",
 )
 
 
 def parse(argv: list[str]) -> list[str]:
-  """Flags as absl parses them, but a wrong configuration is told in one sentence.
+  """Parse flags like absl, but report a wrong config in one sentence.
 
-  And help lists the fields of a configuration.
+  `--config=NAME` becomes the path of experiments/configs/NAME.py, and `--help` also lists the
+  fields of a config.
   """
   if {"--help", "-help", "--helpshort", "-h", "-?"} & set(argv):
     main = sys.modules["__main__"]
     main.__doc__ = f"{main.__doc__}\n{config_help.text()}"
     return app.parse(argv)
   try:
-    # First by itself: absl would wrap what goes wrong into a traceback.
-    if value := _value(argv):
-      _check_fields(load(value), argv)
+    # Load the config once here: absl would report an exception as a traceback.
+    for i, value in _values(argv):
+      resolved = resolve(value)
+      argv = [*argv[:i], argv[i].removesuffix(value) + resolved, *argv[i + 1 :]]
+      _check_fields(load(resolved), argv)
     return app.parse(argv)
   except (KeyError, AttributeError, TypeError, ValueError) as e:
     raise SystemExit(f"--config: {e.args[0] if e.args else e}") from e
 
 
-def _value(argv: list[str]) -> str | None:
-  """What the flag is set to."""
+def _values(argv: list[str]) -> list[tuple[int, str]]:
+  """Each value of --config, with the index of the argument that ends with it."""
+  found = []
   for i, word in enumerate(argv):
-    if found := re.fullmatch(r"--?config(=(.*))?", word):
-      return found[2] if found[1] else (argv[i + 1] if i + 1 < len(argv) else None)
-  return None
+    if match := re.fullmatch(r"--?config(=(.*))?", word):
+      if match[1]:
+        found.append((i, match[2]))
+      elif i + 1 < len(argv):
+        found.append((i + 1, argv[i + 1]))
+  return [(i, value) for i, value in found if value]
+
+
+def resolve(value: str) -> str:
+  """The value of --config with a path: `lm:deltanet-340m` -> `.../lm.py:deltanet-340m`."""
+  name, colon, argument = value.partition(":")
+  return f"{config_modules.find(name)}{colon}{argument}"
 
 
 def load(value: str) -> TrainConfig:
-  """What get_config of `file.py:name` returns; ValueError with file and line where it fails."""
-  path, _, argument = value.partition(":")
-  if not pathlib.Path(path).is_file():
-    raise ValueError(f"there is no such file: {path!r}")
-  spec = importlib.util.spec_from_file_location("config_to_check", path)
-  if spec is None:
-    raise ValueError(f"{path} is no Python file.")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-  except Exception as e:
-    raise ValueError(_where(e, path)) from e
+  """Call get_config of `NAME:argument` or `PATH:argument`.
+
+  Raises:
+    ValueError: the file cannot be imported or get_config fails; the message has file and line.
+  """
+  name, _, argument = value.partition(":")
+  path = config_modules.find(name)
+  module = config_modules.load(path)
   get = getattr(module, "get_config", None)
   if get is None:
-    raise ValueError(f"{path} has no function get_config().")
+    table = f": it is a sweep, see `python -m experiments.sweep --config={name} --list`"
+    raise ValueError(
+      f"{path} has no function get_config(){table if hasattr(module, 'ROWS') else ''}."
+    )
   arguments = [argument] if argument else []
   try:
     inspect.signature(get).bind(*arguments)
@@ -77,23 +89,14 @@ def load(value: str) -> TrainConfig:
   except ValueError as e:
     raise ValueError(f"{value}: {e}") from e
   except Exception as e:
-    raise ValueError(_where(e, path)) from e
+    raise ValueError(config_modules.located(e, path)) from e
   if not isinstance(cfg, TrainConfig):
     raise ValueError(f"get_config of {path} returned {type(cfg).__name__}, expected TrainConfig.")
   return cfg
 
 
-def _where(error: Exception, path: str) -> str:
-  """The line of the file that failed, and how."""
-  if isinstance(error, SyntaxError):
-    return f"{error.filename}, line {error.lineno}: {error.msg}."
-  lines = [x.lineno for x in traceback.extract_tb(error.__traceback__) if x.filename == path]
-  line = f", line {lines[-1]}" if lines else ""
-  return f"{path}{line}: {type(error).__name__}: {str(error).rstrip('.')}."
-
-
 def _paths(part, prefix: str = "") -> list[str]:
-  """Names of all fields, those of sections and mixers with dots."""
+  """Dotted names of all fields, including those of sections and mixers."""
   if isinstance(part, dict):
     own = part
   elif dataclasses.is_dataclass(part):
@@ -105,7 +108,7 @@ def _paths(part, prefix: str = "") -> list[str]:
 
 
 def _check_fields(cfg: TrainConfig, argv: list[str]):
-  """Refuses `--config.field` where there is none, with the names nearest to it."""
+  """ValueError for an unknown `--config.field`, with similar names."""
   known = _paths(cfg)
   for word in argv:
     found = re.match(r"--?(?:no)?config\.([^=]+)", word)
@@ -115,7 +118,7 @@ def _check_fields(cfg: TrainConfig, argv: list[str]):
     leaf = name.rsplit(".", 1)[-1]
     leaves = {path.rsplit(".", 1)[-1] for path in known}
     alike = difflib.get_close_matches(leaf, leaves)
-    # Fields called nearly so, wherever they are, the most alike in all first.
+    # Fields of similar names in any section, sorted by similarity of the full name.
     near = [path for path in known if path.rsplit(".", 1)[-1] in alike]
     near.sort(key=lambda path: -difflib.SequenceMatcher(None, path, name).ratio())
     hint = f" (nearest: {', '.join(near[:3])})" if near else ""
@@ -123,5 +126,5 @@ def _check_fields(cfg: TrainConfig, argv: list[str]):
 
 
 def name() -> str:
-  """What follows the colon of `--config=file.py:name`, or the file."""
+  """The argument after the colon of `--config=file.py:name`, or the file."""
   return flags.FLAGS["config"].serialize().removeprefix("--config=").rsplit(":", 1)[-1]

@@ -1,27 +1,32 @@
-"""Imported first by commands that train: SIGTERM and Ctrl-C have their exit codes at once.
+"""Signal handlers for the time of imports; commands import this module first.
 
-`train` listens itself, and saves; this is for before and after it, when there is nothing to save.
+SIGTERM and Ctrl-C exit at once with their exit codes, also during imports. `train` replaces the
+handlers by its own, which save a checkpoint; `app.run` resets them in commands that do not train.
 """
 
 import atexit
 import os
 import signal
+import sys
 
 from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
 
 _CODES = {signal.SIGTERM: PREEMPTED, signal.SIGINT: INTERRUPTED}
 
 
-def _leave(number, _):
-  # Not by an exception, which an import or a callback could swallow; and without Python's buffers,
-  # which may be in use just now.
+def _exit(number, _):
+  # Raising an exception is no option, because an import or a callback could swallow it; nor is
+  # Python's stderr, whose buffer may be in use.
   os.write(2, f"\nstopped by {signal.Signals(number).name}\n".encode())
   os._exit(_CODES[number])
 
 
-for _number in _CODES:
-  # A shell has its background jobs ignore Ctrl-C.
-  if signal.getsignal(_number) is not signal.SIG_IGN:
-    signal.signal(_number, _leave)
-# While Python shuts down there are no handlers: what the command had to do is done.
-atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+_started = sys.modules["__main__"].__spec__
+# Only in a command: a test that imports one keeps the handlers of pytest.
+if _started is not None and _started.name.startswith("experiments."):
+  for _number in _CODES:
+    # Shells let background jobs ignore Ctrl-C: keep that.
+    if signal.getsignal(_number) is not signal.SIG_IGN:
+      signal.signal(_number, _exit)
+  # Python removes its handlers during shutdown; by then the command is complete.
+  atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A model and a text to evaluate it on: found, and checked to belong together."""
+"""Load a model and a text to evaluate it on, and check that their tokens match."""
 
 import contextlib
 import dataclasses
@@ -39,34 +39,34 @@ SPLITS = ("validation", "train")
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A model that is evaluated."""
+  """A model to evaluate."""
 
   model: LM
-  config: TrainConfig  # its run's, or as of one: how batches are computed
+  config: TrainConfig  # of its run; for a public checkpoint, only model and data are meaningful
   folder: pathlib.Path
-  tokenizer: str | pathlib.Path | None  # as `load_tokenizer(tokenizer, folder)` takes it
+  tokenizer: str | pathlib.Path | None  # as in `load_tokenizer(tokenizer, folder)`
   step: int | None
-  history: dict  # of its run: the weights it began with, how it was extended
-  identity: dict | None  # of its run's task
+  history: dict  # of its run: initial weights and extensions
+  identity: dict | None  # of the task of its run
 
   def facts(self) -> dict:
-    """Which model it is, for the key of a result."""
+    """Return what identifies the model in the key of a record."""
     sha256 = digest(jax.device_get(weights_of(self.model)))
     return dict(model=self.folder.resolve().name, step=self.step, weights=sha256[:12])
 
   def remarks(self) -> dict:
-    """What else is to be said of its training; of paths the last name."""
-    begun, extended = self.history.get("initial"), self.history.get("extended")
-    told = {}
-    if begun:
-      told |= dict(initial=begun | dict(path=pathlib.Path(begun["path"]).name))
+    """Return initial weights and extensions of its run, for a record; paths by their last name."""
+    initial, extended = self.history.get("initial"), self.history.get("extended")
+    remarks = {}
+    if initial:
+      remarks |= dict(initial=initial | dict(path=pathlib.Path(initial["path"]).name))
     if extended:
-      told |= dict(extended=[{x: one[x] for x in ("step", "from", "to")} for one in extended])
-    return told
+      remarks |= dict(extended=[{x: one[x] for x in ("step", "from", "to")} for one in extended])
+    return remarks
 
 
 def open_run(folder: str, step: int | None, tokenizer: str | None) -> Subject:
-  """The model of a run, or of exported weights; it knows its tokenizer."""
+  """Load the model of a run or of exported weights, which store their tokenizer."""
   trained = load_trained(folder, step)
   if trained.tokenizer is None:
     raise ValueError(f"{folder} was not trained on text: it can be evaluated by its own task only.")
@@ -85,7 +85,7 @@ def open_run(folder: str, step: int | None, tokenizer: str | None) -> Subject:
 
 
 def open_public(folder: str, tokenizer: str | None) -> Subject:
-  """The model of a public checkpoint, and a tokenizer if one is named or lies beside it."""
+  """Load a public checkpoint, with the given tokenizer or the one in its folder, if any."""
   model = load_fla(folder)
   tokenizer = tokenizer or find_tokenizer(folder)
   if tokenizer not in (None, *TOKENIZERS):
@@ -95,23 +95,23 @@ def open_public(folder: str, tokenizer: str | None) -> Subject:
 
 
 def tokenizer_of(subject: Subject) -> Tokenizer:
-  """What makes the model's tokens, if its ids fit."""
+  """Load the model's tokenizer and check its vocabulary size."""
   if subject.tokenizer is None:
-    raise ValueError("nothing says how this model's tokens are made: set --tokenizer.")
+    raise ValueError("the tokenizer of this model is unknown: set --tokenizer.")
   tokenizer = load_tokenizer(subject.tokenizer, subject.folder)
   if odd := vocabulary_mismatch(tokenizer.vocab, subject.model.cfg.vocab):
-    raise ValueError(f"{odd}: {subject.tokenizer} is not what made its tokens.")
+    raise ValueError(f"{odd}: {subject.tokenizer} is not the tokenizer of this model.")
   return tokenizer
 
 
 def check_tokens(subject: Subject, corpus: Corpus):
-  """Refuses a corpus of other tokens than the model's."""
+  """Raise ValueError if the corpus was prepared with another tokenizer than the model's."""
   recipe, folder = corpus.manifest.recipe, corpus.train.folder
   if subject.tokenizer is None:
     if odd := vocabulary_mismatch(recipe.vocab, subject.model.cfg.vocab):
       raise ValueError(f"{folder}: {odd}; prepare the text with the tokenizer of the model.")
     return
-  # By name where it is enough: its package need not be here.
+  # Compare names where they suffice: the tokenizer's package need not be installed.
   by_name = {recipe.tokenizer, subject.tokenizer} <= set(TOKENIZERS)
   if by_name and recipe.tokenizer == subject.tokenizer:
     return
@@ -124,21 +124,23 @@ def check_tokens(subject: Subject, corpus: Corpus):
 
 
 def own_corpus(subject: Subject) -> Corpus:
-  """What the run was trained on."""
+  """Open the corpus that the run was trained on."""
   if subject.identity is None:
     raise ValueError(f"{subject.folder} has no text of its own: name one by --corpus or --input.")
   folder = pathlib.Path(subject.config.data.corpus or subject.folder / "corpus")
   if not folder.is_dir():
-    raise ValueError(f"the corpus of the run, {folder}, is not there: name it by --corpus.")
+    raise ValueError(f"the corpus of the run, {folder}, does not exist: name it by --corpus.")
   corpus = open_corpus(folder)
   if corpus.identity() != subject.identity:
-    raise ValueError(f"{folder} is no longer what the run was trained on: name it by --corpus.")
+    raise ValueError(
+      f"{folder} has changed since the run was trained on it: name the original by --corpus."
+    )
   return corpus
 
 
 @contextlib.contextmanager
 def prepared(subject: Subject, source: str, text_field: str) -> Iterator[Corpus]:
-  """Text files as tokens of the model, all in the split `train`, in a folder that goes again."""
+  """Tokenize text files for the model, all into the split `train` of a temporary corpus."""
   tokenizer = tokenizer_of(subject)
   with tempfile.TemporaryDirectory() as folder:
     eos = tokenizer.eos is not None
@@ -148,42 +150,38 @@ def prepared(subject: Subject, source: str, text_field: str) -> Iterator[Corpus]
 
 
 def configure(subject: Subject, length: int | None, batch: int | None) -> TrainConfig:
-  """How the batches are computed: as in the run, if these devices have its mesh."""
-  cfg = subject.config
-  length, batch = length or cfg.data.length, batch or cfg.data.batch
+  """Return the run's config with this batch shape, and its mesh if these devices allow it.
+
+  `data.scored` is a limit for sequences of the training length: another length drops it.
+  """
+  data, mesh = subject.config.data, subject.config.mesh
   try:
-    sharding.make_mesh(cfg.mesh.sizes())
-    mesh = cfg.mesh
+    sharding.make_mesh(mesh.sizes())
   except ValueError:
     mesh = MeshConfig()
-    print(f"other devices than in the run: batches are split over {jax.device_count()}")
-  chunk = next(n for n in range(min(cfg.loss_chunk, length), 0, -1) if length % n == 0)
-  return dataclasses.replace(
-    cfg,
-    data=dataclasses.replace(cfg.data, length=length, batch=batch),
-    mesh=mesh,
-    loss_chunk=chunk,
-    grad_accum=1,
-    tokens=length * batch,
-  )
+    print(f"the mesh of the run does not fit these devices: using data={jax.device_count()}")
+  length = length or data.length
+  scored = data.scored if length == data.length else None
+  data = dataclasses.replace(data, length=length, batch=batch or data.batch, scored=scored)
+  return dataclasses.replace(subject.config, data=data, mesh=mesh)
 
 
 def measure(subject: Subject, cfg: TrainConfig, split: Split, batches: int | None) -> dict:
-  """Loss per token, perplexity, accuracy and, where all of the text is read, bits per byte."""
+  """Return loss per token, perplexity, accuracy and, if all of the text is read, bits per byte."""
   text = SplitText(split, length=cfg.data.length, batch=cfg.data.batch)
   if not text.batches:
     raise ValueError(f"the split {split.name!r} of {split.folder} has no text.")
   total = min(text.batches, batches or text.batches)
-  bar = lambda rows: iter(tqdm(rows, total=total, desc="evaluating", unit="batch"))
+  bar = lambda batches: iter(tqdm(batches, total=total, desc="evaluating", unit="batch"))
   found = evaluate(subject.model, cfg, [Validation(text, batches, bar)], subject.step or 0)
   found = {name.removeprefix("validation_"): number for name, number in found.items()}
   if not math.isfinite(found["loss"]):
-    raise ValueError(f"the loss is {found['loss']}: the model computes no finite numbers.")
+    raise ValueError(f"the loss is {found['loss']}: the model's outputs are non-finite.")
   return dict(perplexity=math.exp(found["loss"])) | found
 
 
 def per_word(found: dict, corpus: Corpus, split: Split) -> dict:
-  """Perplexities per byte and per word, between spaces, of a split that was read whole."""
+  """Return perplexity per byte and per whitespace-separated word, if the full split was read."""
   if "bits_per_byte" not in found:
     return {}
   nats = found["bits_per_byte"] * math.log(2) * split.bytes
@@ -194,22 +192,22 @@ def per_word(found: dict, corpus: Corpus, split: Split) -> dict:
 
 
 def count_words(tokenizer: Tokenizer, split: Split, block: int = 1 << 20) -> int:
-  """Words of all documents; each, from bos on, is decoded as a whole, so none is cut in two."""
+  """Count the words of all documents; decodes complete documents, so that no word is split."""
   words, rest = 0, np.zeros(0, np.int32)
   for start in range(0, split.tokens, block):
     tokens, _ = split.read(start, min(start + block, split.tokens))
     rest = np.concatenate([rest, tokens])
-    *whole, rest = np.split(rest, np.flatnonzero(rest == tokenizer.bos))
-    words += sum(len(tokenizer.decode(ids).split()) for ids in whole)
+    *complete, rest = np.split(rest, np.flatnonzero(rest == tokenizer.bos))
+    words += sum(len(tokenizer.decode(ids).split()) for ids in complete)
   return words + len(tokenizer.decode(rest).split())
 
 
 def by_context(
   subject: Subject, cfg: TrainConfig, split: Split, multiples: Sequence[int], batches: int | None
 ) -> dict:
-  """Loss in contexts of so many times the length, and there by position."""
+  """Return the loss at multiples of the sequence length, in total and by position."""
   length, most = cfg.data.length, max(cfg.data.batch, *multiples)
-  # Batches of any length have as many tokens, or nearly so.
+  # Batches of all lengths have about the same number of tokens.
   sizes = {length * n: max(most // n, 1) for n in multiples}
-  texts = {n: (SplitText(split, length=n, batch=rows), rows) for n, rows in sizes.items()}
+  texts = {n: (SplitText(split, length=n, batch=size), size) for n, size in sizes.items()}
   return evaluate(subject.model, cfg, [LossByPosition(texts, batches)], subject.step or 0)

@@ -1,4 +1,4 @@
-"""Codes with which a command ends that was told to stop."""
+"""Exit codes of commands that were stopped by a signal."""
 
-PREEMPTED = 75  # "try again later", sysexits.h
-INTERRUPTED = 130  # as a shell says of Ctrl-C
+PREEMPTED = 75  # SIGTERM: EX_TEMPFAIL of sysexits.h, "try again later"
+INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as shells report it

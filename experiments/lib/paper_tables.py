@@ -1,8 +1,8 @@
-"""The paper's tables of language models: their columns, and their lines by name."""
+"""The language-model tables of the paper: their columns, and their rows by name."""
 
-import importlib
+from experiments.lib import config_modules
 
-# Task and metric of each column, as the harness calls them.
+# Task and metric of each column, as lm-evaluation-harness names them.
 TABLE1 = (
   ("wikitext", "word_perplexity"),
   ("lambada_openai", "perplexity"),
@@ -16,7 +16,7 @@ TABLE1 = (
   ("squad_completion", "contains"),
   ("fda", "contains"),
 )
-# Its column ARC is the mean of two.
+# The column ARC of table 2 is the mean of arc_easy and arc_challenge.
 TABLE2 = (
   ("arc", "acc_norm"),
   ("hellaswag", "acc_norm"),
@@ -26,24 +26,24 @@ TABLE2 = (
   ("mmlu", "acc"),
 )
 FILES = ("lm_340m", "lm_1_3b", "lm_ablations", "lm_3b")
-Line = dict[tuple[str, str], float]
+PaperRow = dict[tuple[str, str], float]  # value by task and metric
 
 
-def line(columns: tuple[tuple[str, str], ...], *metrics: float) -> Line:
-  """Perplexities, and percent, by column."""
-  return dict(zip(columns, metrics, strict=True))
+def paper_row(columns: tuple[tuple[str, str], ...], *values: float) -> PaperRow:
+  """One row of a table: perplexities and percentages by column."""
+  return dict(zip(columns, values, strict=True))
 
 
-def lines() -> dict[str, Line]:
-  """Every line, by the row of its file and the size: "deltanet-340m", "l1-elu-340m"."""
-  found = {}
+def paper_rows() -> dict[str, PaperRow]:
+  """Every row by its name in a config file and the size: "deltanet-340m", "l1-elu-340m"."""
+  rows = {}
   for name in FILES:
-    module = importlib.import_module(f"experiments.configs.{name}")
-    found |= {f"{row}-{module.SIZE}": metrics for row, metrics in module.PAPER.items()}
-  return found
+    module = config_modules.load(config_modules.find(name))
+    rows |= {f"{row}-{module.SIZE}": values for row, values in module.PAPER.items()}
+  return rows
 
 
-def beside(task: str, metric: str, paper: Line) -> float | None:
-  """The paper's figure of a task in one of its lines, where it has one."""
+def paper_value(task: str, metric: str, row: PaperRow) -> float | None:
+  """The value of a task and metric in a row of the paper; None if the paper has none."""
   joint = "arc" if task in ("arc_easy", "arc_challenge") and metric == "acc_norm" else task
-  return paper.get((task, metric), paper.get((joint, metric)))
+  return row.get((task, metric), row.get((joint, metric)))

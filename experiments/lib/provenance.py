@@ -1,6 +1,7 @@
-"""Where a result comes from: machine, versions, commit, date, command."""
+"""Provenance of a result: machine, versions, commit, date, command, hash of the code."""
 
 import datetime
+import functools
 import hashlib
 import os
 import pathlib
@@ -17,7 +18,7 @@ _PACKAGES = ("deltanet_jax", "pallas_kernels", "experiments")
 
 
 def describe() -> dict:
-  """Machine, versions, commit and date; `modified` is there, and true, if the code is no commit."""
+  """Machine, versions, commit and date; `modified=True` is added for uncommitted code."""
   found = commit()
   origin = dict(
     machine=_machine(),
@@ -32,17 +33,18 @@ def describe() -> dict:
 
 
 def commit(checkout: pathlib.Path = CHECKOUT) -> str | None:
-  """The commit that is checked out; None without a checkout."""
+  """Hash of the commit that is checked out; None if this is not a git checkout."""
   top = _git(checkout, "rev-parse", "--show-toplevel")
   if top is None or pathlib.Path(top) != checkout.resolve():
-    return None  # a package installed into somebody else's checkout
+    return None  # installed inside the checkout of another project
   return _git(checkout, "rev-parse", "--short=12", "HEAD")
 
 
-def code(checkout: pathlib.Path = CHECKOUT) -> str:
-  """A short hash of the library's source: what a model computes and how it is trained.
+@functools.cache  # of the code that was imported, even if files change while a sweep runs
+def code_hash(checkout: pathlib.Path = CHECKOUT) -> str:
+  """A short hash of the library's source code: what a model computes and how it is trained.
 
-  Of the files as they are, committed or not. Documents and commands are not in it.
+  Hashes the files as they are, committed or not, without documentation and `experiments`.
   """
   hashed = hashlib.sha256()
   for package in ("deltanet_jax", "pallas_kernels"):
@@ -53,7 +55,7 @@ def code(checkout: pathlib.Path = CHECKOUT) -> str:
 
 
 def modified_code(checkout: pathlib.Path = CHECKOUT) -> list[str]:
-  """Files that differ from the commit, results and documents apart; new modules count."""
+  """Files that differ from the commit, and new modules; without results and documentation."""
   changed = _git(
     checkout, "status", "--porcelain", "-uno", "--", ".", ":!experiments/results", ":!*.md"
   )
@@ -64,19 +66,19 @@ def modified_code(checkout: pathlib.Path = CHECKOUT) -> list[str]:
 
 
 def command(checkout: pathlib.Path = CHECKOUT) -> str:
-  """The command line as a person types it; of a path outside the checkout only the last name."""
+  """The command line, `python -m ...`; paths outside the checkout are cut to their last part."""
 
-  def hide(word):
+  def shorten(word):
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     path = pathlib.Path(value).expanduser()
     inside = pathlib.Path(os.path.abspath(path)).is_relative_to(checkout.resolve())
     is_path = "/" in value or "\\" in value
     return flag + equals + (value if inside or not is_path else f".../{path.name}")
 
-  return " ".join(["python", "-m", app.module_name(), *map(hide, sys.argv[1:])])
+  return " ".join(["python", "-m", app.module_name(), *map(shorten, sys.argv[1:])])
 
 
-def _machine():
+def _machine() -> str:
   cpu = platform.processor() or platform.machine()
   info = pathlib.Path("/proc/cpuinfo")
   if info.exists():
@@ -87,8 +89,8 @@ def _machine():
   return f"{cpu}, {os.cpu_count()} cores"
 
 
-def _git(checkout, *words):
-  """What git says, or None where it fails or there is none."""
+def _git(checkout: pathlib.Path, *words: str) -> str | None:
+  """The output of a git command; None if it fails or git is not installed."""
   try:
     done = subprocess.run(["git", *words], cwd=checkout, capture_output=True, text=True)
   except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""The one road of results: rows of experiments/results/<name>/records.jsonl.
+"""Records of results: experiments/results/<name>/records.jsonl, one JSON object per line.
 
-A row is `{"key": {...}, "metrics": {...}, "provenance": {...}}`; one with the same key replaces the
-older one. Rows are written as they finish, so that a measurement that is stopped keeps what it has.
+A record is `{"key": {...}, "metrics": {...}, "provenance": {...}}`; a new one replaces the record
+with the same key. Commands write each record as soon as it is measured, so an interrupted command
+loses at most the measurement in progress.
 """
 
 import functools
@@ -14,104 +15,115 @@ from deltanet_jax import files
 from experiments.lib import provenance
 
 _RESULTS = flags.DEFINE_string(
-  "results", None, "Folder of all results; the checkout's experiments/results if unset."
+  "results", None, "Folder of all results; experiments/results of the checkout if unset."
 )
 _ALLOW_MODIFIED = flags.DEFINE_bool(
-  "allow_modified", False, "Measure uncommitted code; the rows say so, and tests refuse them."
+  "allow_modified", False, "Measure uncommitted code; records are marked, and tests reject them."
 )
 _AGAIN = flags.DEFINE_bool(
-  "again", False, "Measure also what has a row from this commit; otherwise it is left out."
+  "again", False, "Also measure what has a record of this commit, instead of skipping it."
 )
 _FLAGS = ("results", "allow_modified", "again")
 
 
 class Records:
-  """Rows of one file, with the provenance that new ones get."""
+  """The records of one file, and the provenance of those written to it."""
 
-  def __init__(self, path: pathlib.Path, origin: dict, again: bool = False):
-    self.path, self._origin, self._again = path, origin, again
+  def __init__(self, path: pathlib.Path, provenance: dict, again: bool = False):
+    """Args:
+    provenance: stored in every record that is written.
+    again: treat existing records as missing until they are written anew.
+    """
+    self.path, self._provenance, self._again = path, provenance, again
     self._written = []
 
   def has(self, key: dict) -> bool:
-    """Whether this commit has a row of this key, so that a stopped command can go on."""
-    mine = lambda row: row["key"] == key and row["provenance"]["commit"] == self._origin["commit"]
-    modified = "modified" in self._origin  # the same commit, but who knows which code
-    return not self._again and not modified and any(map(mine, _read(self.path)))
+    """Whether this commit has a record of the key; a resumed command skips it."""
+    # Uncommitted code may differ between two starts although the commit is the same.
+    if self._again or "modified" in self._provenance:
+      return False
+    commit = self._provenance["commit"]
+    return any(x["key"] == key and x["provenance"]["commit"] == commit for x in _read(self.path))
 
-  def find(self, key: dict, facts: dict) -> dict | None:
-    """The row of this key whose provenance has these facts, whatever its commit.
+  def find(self, key: dict, provenance: dict) -> dict | None:
+    """The record of the key, of any commit, if its provenance contains these entries.
 
-    None if everything is to be measured again, and this one has not been yet.
+    With --again, None until the record was written by this command.
     """
     if self._again and key not in self._written:
       return None
-    same = lambda row: row["key"] == key and facts.items() <= row["provenance"].items()
-    return next(filter(same, _read(self.path)), None)
+    matches = lambda x: x["key"] == key and provenance.items() <= x["provenance"].items()
+    return next(filter(matches, _read(self.path)), None)
 
   def write(
-    self, key: dict, metrics: dict, seconds: float | None = None, facts: dict | None = None
+    self,
+    key: dict,
+    metrics: dict,
+    seconds: float | None = None,
+    more_provenance: dict | None = None,
   ):
-    """Adds a row, or replaces the one of this key.
+    """Add a record, or replace the one with this key.
 
     Args:
-      seconds: what measuring it took.
-      facts: more of where it comes from, text by name, to be found by.
+      seconds: time of the measurement.
+      more_provenance: entries in addition to those of all records, such as hashes.
     """
-    took = {} if seconds is None else dict(seconds=round(seconds, 1))
-    new = dict(key=key, metrics=metrics, provenance=self._origin | took | (facts or {}))
+    origin = self._provenance | ({} if seconds is None else dict(seconds=round(seconds, 1)))
+    new = dict(key=key, metrics=metrics, provenance=origin | (more_provenance or {}))
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    # Read again each time, and nobody writes meanwhile: another command may have added rows since.
+    # Read the file again, under a lock: another process may have added records.
     with files.locked(self.path.parent, wait=True):
-      rows = [row for row in _read(self.path) if row["key"] != key] + [new]
-      rows.sort(key=lambda row: _order(row["key"]))
-      lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+      records = [x for x in _read(self.path) if x["key"] != key] + [new]
+      records.sort(key=lambda x: sort_key(x["key"]))
+      lines = [json.dumps(x, allow_nan=False) + "\n" for x in records]
       files.write_text(self.path, "".join(lines))
     self._written.append(key)
 
 
-def open(name: str, *, reading: bool = False) -> Records:
-  """The records of `name`, to write to; ValueError if the code is not a commit's.
-
-  To be called before anything is measured.
+def open(name: str, *, read_only: bool = False) -> Records:
+  """Open experiments/results/<name>/records.jsonl; call it before measuring anything.
 
   Args:
-    reading: nothing will be written, so it may be any code.
+    read_only: nothing will be written, so uncommitted code is fine.
+
+  Raises:
+    ValueError: the code is not committed, and --allow_modified is not set.
   """
-  if reading:
+  if read_only:
     return Records(_file(name), {})
-  refuse_modified(provenance.CHECKOUT, allow=_ALLOW_MODIFIED.value)
-  return Records(_file(name), _origin(), _AGAIN.value)
+  check_committed(provenance.CHECKOUT, allow_modified=_ALLOW_MODIFIED.value)
+  return Records(_file(name), _provenance(), _AGAIN.value)
 
 
-def beside(folder: pathlib.Path) -> Records:
-  """Records in a folder of the user's own; of uncommitted code too, and the rows say so."""
-  return Records(folder / "records.jsonl", _origin())
+def open_folder(folder: pathlib.Path) -> Records:
+  """Open records.jsonl in a folder of the user; uncommitted code is allowed, but recorded."""
+  return Records(folder / "records.jsonl", _provenance())
 
 
-def _origin() -> dict:
+def _provenance() -> dict:
   own = tuple(f"--{x}" for x in _FLAGS)
   words = [x for x in provenance.command().split() if not x.startswith(own)]
   return provenance.describe() | dict(command=" ".join(words))
 
 
-def refuse_modified(checkout: pathlib.Path, allow: bool):
-  """ValueError unless results can be traced to a commit, or that is not asked for."""
-  if allow:
+def check_committed(checkout: pathlib.Path, *, allow_modified: bool):
+  """ValueError if results could not be traced to a commit, unless that is allowed."""
+  if allow_modified:
     return
   if provenance.commit(checkout) is None:
     raise ValueError(
-      f"{checkout} is no git checkout, so that no row could say which code was measured; clone the"
-      " repository, or pass --allow_modified."
+      f"{checkout} is not a git checkout, so records cannot name the commit that was measured:"
+      " clone the repository, or pass --allow_modified."
     )
   if changed := provenance.modified_code(checkout):
     raise ValueError(
       f"uncommitted code ({', '.join(changed[:3])}{', ...' if changed[3:] else ''}): commit it, or"
-      " pass --allow_modified, and the rows will say so."
+      " pass --allow_modified, which marks the records."
     )
 
 
 def read(name: str) -> list[dict]:
-  """All rows, sorted by their keys; none if there is no file."""
+  """All records of experiments/results/<name>, sorted by key; empty if there is no file."""
   return _read(_file(name))
 
 
@@ -121,25 +133,25 @@ def results() -> pathlib.Path:
   return pathlib.Path(given) if given else provenance.CHECKOUT / "experiments/results"
 
 
-def _file(name):
+def _file(name: str) -> pathlib.Path:
   return results() / name / "records.jsonl"
 
 
-def _read(path):
+def _read(path: pathlib.Path) -> list[dict]:
   if not path.exists():
     return []
-  known = path.stat()
-  return list(_parsed(path, known.st_mtime_ns, known.st_size))
+  stat = path.stat()
+  return list(_parse(path, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(path, *_) -> list[dict]:
-  """The rows of a file that was last changed then; a sweep asks for them at every run."""
+def _parse(path: pathlib.Path, *_) -> list[dict]:
+  """Parse a file; cached by its time and size, because a sweep reads it for every run."""
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _order(key):
-  """Field by field; numbers by size, and what has none first."""
+def sort_key(key: dict) -> list[tuple]:
+  """Orders records field by field: None first, numbers by value, then text."""
 
   def rank(value):
     if value is None:

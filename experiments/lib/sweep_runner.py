@@ -1,14 +1,12 @@
-"""Trains rows that are missing, one run after the other, each kept as soon as it ends."""
+"""Train the missing runs of a sweep one after the other, and record each when it ends."""
 
 import contextlib
 import pathlib
-import shutil
 import time
 
 import jax
 
 from deltanet_jax.files import LockedError, locked
-from deltanet_jax.train import DivergenceError, saved_steps
 from experiments.lib import provenance, sweep_spec, training
 from experiments.lib.records import Records
 from experiments.lib.sweep_spec import Point, Row
@@ -16,57 +14,65 @@ from experiments.lib.tables import table
 
 
 class Sweep:
-  """Runs of some rows of a table: which are done, and the time that the others may take.
+  """The runs of some rows of a table: which are done, and how long the others may take.
 
-  A run is done while its own settings are those its row was made with: their hash is in it. A run
-  that was stopped goes on only with the library's code that it was begun with.
+  A run is done if a record has its key and the hash of its settings. An interrupted run resumes
+  only with the same source code of the library.
   """
 
   def __init__(
     self,
     name: str,
     rows: list[Row],
-    out: Records,
+    records: Records,
     folder: pathlib.Path,
     *,
     same_code: bool = False,
   ):
     """Args:
-    folder: of runs that are not finished.
-    same_code: counts only rows made by the library's code as it is.
+    folder: for workdirs of runs in progress.
+    same_code: count only records of the current source code of the library.
     """
-    self._name, self._rows, self._out, self._folder = name, rows, out, folder / name
-    self._code, self._same_code = provenance.code(), same_code
-    self._seconds, self._flops = 0.0, 0.0  # of what was trained here
+    self._name, self._rows, self._records, self._folder = name, rows, records, folder / name
+    self._code, self._same_code = provenance.code_hash(), same_code
+    # Of the runs trained by this process, to estimate the remaining time.
+    self._seconds, self._flops = 0.0, 0.0
 
-  def done(self, row: Row, point: Point, seed: int) -> dict | None:
-    """The metrics of a run that counts."""
-    facts = dict(settings=row.make(point, seed).settings())
-    facts |= dict(code=self._code) if self._same_code else {}
-    found = self._out.find(row.run_key(point, seed), facts)
-    return found and found["metrics"]
+  def recorded(self, row: Row, point: Point, seed: int) -> dict | None:
+    """The metrics of a run that is done; None if it is missing."""
+    hashes = dict(settings=row.make(point, seed).settings_hash())
+    if self._same_code:
+      hashes |= dict(code=self._code)
+    record = self._records.find(row.run_key(point, seed), hashes)
+    return record and record["metrics"]
 
   def missing(self, row: Row) -> int:
-    """Runs of a row that are still to be trained."""
+    """Number of runs of a row that are not done."""
     first, *others = row.seeds
     found = []
     for point in row.grid:
-      found.append(self.done(row, point, first))
-      if row.settled(found[-1]):
+      found.append(self.recorded(row, point, first))
+      if row.is_enough(found[-1]):
         break
     if None in found:
       return found.count(None) + len(others)
     best = _best(row, found)
-    return sum(self.done(row, best, seed) is None for seed in others)
+    return sum(self.recorded(row, best, seed) is None for seed in others)
 
   def train(self) -> list[str]:
-    """Trains what is missing; returns the rows that other processes are training."""
-    elsewhere = []
-    for row in self._rows:
-      if not self.missing(row):
+    """Train the missing runs; return names of rows that other processes are training.
+
+    Raises:
+      ValueError: the evaluators of a row do not report its metric; before any training.
+    """
+    elsewhere, rows = [], [row for row in self._rows if self.missing(row)]
+    for row in rows:
+      row.check_metric(row.make(row.grid[0], row.seeds[0]).metric_names())
+    for row in rows:
+      if not self.missing(row):  # another process has trained it by now
         continue
-      with self._claimed(row) as mine:
-        if mine:
+      with self._locked(row) as acquired:
+        if acquired:
           self._train(row)
         else:
           elsewhere.append(row.name)
@@ -77,15 +83,15 @@ class Sweep:
     found = []
     for point in row.grid:
       found.append(self._run(row, point, first))
-      if row.settled(found[-1]):
+      if row.is_enough(found[-1]):
         break
     best = _best(row, found)
     for seed in others:
       self._run(row, best, seed)
 
   @contextlib.contextmanager
-  def _claimed(self, row: Row):
-    """Whether no other process trains this row; none does inside."""
+  def _locked(self, row: Row):
+    """Lock a row against other processes; yields whether the lock was acquired."""
     path = self._folder / f"{row.name}.claim"
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -98,52 +104,50 @@ class Sweep:
       path.unlink()
 
   def _run(self, row: Row, point: Point, seed: int) -> dict:
-    """The metrics of a run, which is trained, or goes on, if there are none."""
-    if found := self.done(row, point, seed):
-      return found
+    """The metrics of a run: from its record, or by training it."""
+    if metrics := self.recorded(row, point, seed):
+      return metrics
     made, settings = row.make(point, seed), point | dict(seed=seed)
-    told = ", ".join(f"{name} {value:g}" for name, value in settings.items())
-    print(f"{self._name} {row.name}, {told}: {self._outlook()}", flush=True)
+    shown = ", ".join(f"{name} {value:g}" for name, value in settings.items())
+    print(f"{self._name} {row.name}, {shown}: {self._remaining()}", flush=True)
     name = "-".join(f"{value:g}" for value in settings.values())
-    workdir = self._folder / row.name / f"{name}-{self._code}-{made.settings()}"
-    begun, start = saved_steps(workdir), time.perf_counter()
-    try:
-      last = training.run(made.config, workdir, made.task, made.evaluators)
-      metrics = sweep_spec.metrics(row, made, workdir, last)
-    except DivergenceError as e:
-      print(e)
-      # The worst of any grid that JSON can hold.
-      metrics = dict(evaluation={row.metric: 1e9 if row.lower else 0.0}, diverged=True)
-    took = time.perf_counter() - start
-    if not begun:
+    workdir = training.temporary_workdir(self._folder / row.name, name, made)
+    start = time.perf_counter()
+    metrics = training.train_and_record(
+      made,
+      workdir,
+      row.run_key(point, seed),
+      lambda last: sweep_spec.summarize_run(row, made, workdir, last),
+      records=self._records,
+      # The worst value that JSON can store.
+      diverged=dict(evaluation={row.metric: 1e9 if row.lower else 0.0}, diverged=True),
+    )
+    if metrics["seconds"] is not None:
       share = metrics.get("updates", made.config.steps) / made.config.steps
-      self._seconds, self._flops = self._seconds + took, self._flops + share * made.flops()
-    # Of a run that went on in several starts nobody knows how long it took.
-    metrics["seconds"] = None if begun else round(took, 1)
-    facts = dict(code=self._code, settings=made.settings())
-    self._out.write(row.run_key(point, seed), metrics, facts=facts)
-    shutil.rmtree(workdir, ignore_errors=True)
-    # Programs of hundreds of models would fill the memory.
+      self._seconds += metrics["seconds"]
+      self._flops += share * made.flops()
+    # Compiled programs of hundreds of models would fill the memory.
     jax.clear_caches()
-    result = metrics["evaluation"][row.metric]
-    print(f"  {row.metric} {result:.4f} after {metrics.get('updates')} updates, {took:.0f} s")
+    took = time.perf_counter() - start
+    value = metrics["evaluation"][row.metric]
+    print(f"  {row.metric} {value:.4f} after {metrics.get('updates')} updates, {took:.0f} s")
     return metrics
 
-  def _outlook(self) -> str:
-    """How many runs are left, and how long they may take at the speed so far."""
+  def _remaining(self) -> str:
+    """Number of runs left, and an upper bound of their time at the speed so far."""
     left, flops = 0, 0.0
     for row in self._rows:
       if missing := self.missing(row):
         left += missing
         flops += missing * row.make(row.grid[0], row.seeds[0]).flops()
-    told = f"{left} runs left"
+    shown = f"{left} runs left"
     if not self._flops:
-      return told
+      return shown
     minutes = round(flops * self._seconds / self._flops / 60)
-    return f"{told}, at most {minutes // 60} h {minutes % 60:02d} min here"
+    return f"{shown}, at most {minutes // 60} h {minutes % 60:02d} min here"
 
   def listing(self) -> str:
-    """Rows with their sizes, and what is done of them."""
+    """A table of the rows: model size, cost, and how many runs are done."""
     lines, total = [], 0.0
     for row in self._rows:
       made = row.make(row.grid[0], row.seeds[0])
@@ -157,5 +161,5 @@ class Sweep:
 
 
 def _best(row: Row, found: list[dict]) -> Point:
-  """The point with the best of these metrics, of the first points of the grid."""
+  """The best grid point, given the metrics of the first points of the grid."""
   return row.grid[row.best([x["evaluation"] for x in found])]

@@ -1,54 +1,22 @@
-"""Tables of trainings: a row is a model on a task, with a grid of settings and seeds.
+"""Sweeps as tables: a row is a model on a task, with a grid of hyperparameters and seeds.
 
-A file of experiments/configs has them as `ROWS`; `python -m experiments.sweep` trains them. The
-grid is trained with the first seed, and the other seeds with the point of it that was best.
+A config file defines them as `ROWS`; `python -m experiments.sweep` trains them. The full grid is
+trained with the first seed, the other seeds only with the best point of the grid.
 """
 
 import dataclasses
 import fnmatch
-import functools
-import hashlib
-import importlib
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
-from deltanet_jax.config import TrainConfig, nearest, to_json
-from deltanet_jax.data import Task
-from deltanet_jax.models import summarize
-from deltanet_jax.train import Evaluator
+from deltanet_jax.config import nearest
+from experiments.lib import config_modules
+from experiments.lib.training_run import TrainingRun
 
-Point = dict[str, float]  # of a grid: settings by name
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-  """What one run needs."""
-
-  config: TrainConfig
-  task: Task
-  evaluators: list[Evaluator]
-
-  def settings(self) -> str:
-    """A short hash of everything that is set."""
-    told = json.dumps([to_json(self.config), self.task.identity()], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
-
-  def flops(self) -> float:
-    """Of all updates, a backward costing twice the forward."""
-    cfg = self.config
-    tokens = cfg.steps * cfg.data.batch * cfg.data.length
-    return 3 * tokens * _summary(cfg.model, cfg.data.length).flops
-
-  def parameters(self) -> int:
-    return _summary(self.config.model, self.config.data.length).parameters
-
-
-# Tables ask for the same model at many places.
-_summary = functools.cache(summarize)
+Point = dict[str, float]  # one point of a grid: hyperparameters by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,19 +24,19 @@ class Row:
   """A model on one setting of a task.
 
   Attributes:
-    set: which rows it belongs to, "paper" or "small".
-    key: what tells it from the others of its set.
-    make: from a point of the grid and a seed to what is trained.
-    metric: the evaluated number that points of the grid are compared by.
-    lower: whether less of it is better.
-    enough: from which on more of it is no better, where training ends: of points that reach it the
-      first is taken, as more would be chance, and those after it are not trained.
-    evaluation: the one of a run that counts: its last, or its best by the metric.
+    set: the group of rows it belongs to, "paper" or "small".
+    key: distinguishes it from the other rows of its set.
+    make: creates the training run of a grid point and a seed.
+    metric: metric that grid points are compared by; every evaluation must report it.
+    lower: whether lower values of it are better.
+    enough: value of the metric at which training stops. Differences above it are noise: of the
+      points that reach it the first is the best, and later ones are not trained.
+    evaluation: which evaluation of a run is recorded: the last, or the best by the metric.
   """
 
   set: str
   key: dict[str, Any]
-  make: Callable[[Point, int], Training]
+  make: Callable[[Point, int], TrainingRun]
   grid: tuple[Point, ...] = ({},)
   seeds: tuple[int, ...] = (0,)
   metric: str
@@ -82,74 +50,108 @@ class Row:
 
   @property
   def runs(self) -> int:
+    """Number of runs, unless a point reaches `enough` early."""
     return len(self.grid) + len(self.seeds) - 1
 
   def run_key(self, point: Point, seed: int) -> dict:
-    """The key under which a run is kept."""
+    """Key of the record of one run."""
     return dict(set=self.set, **self.key, **point, seed=seed)
 
-  def settled(self, metrics: dict | None) -> bool:
-    """Whether a run with these metrics has reached enough: no later point of the grid counts."""
+  def is_enough(self, metrics: dict | None) -> bool:
+    """Whether a run with these metrics reached `enough`, so that later points are skipped."""
     return metrics is not None and metrics["evaluation"][self.metric] >= self.enough
 
+  def check_metric(self, known: Collection[str] | None):
+    """ValueError unless the metric of the row is one that its evaluators report, if `known`."""
+    if known is not None and self.metric not in known:
+      raise ValueError(
+        f"row {self.name} has the metric {self.metric!r}{nearest(self.metric, known)}, but its"
+        f" evaluators report only {', '.join(known)}: correct the row."
+      )
+
   def best(self, evaluations: list[dict[str, float]]) -> int:
-    """Which of them is best by the metric; the first of equal ones. NaN is worst."""
+    """Index of the best evaluation by the metric; the first of equal ones. NaN is worst."""
     values = [x[self.metric] for x in evaluations]
-    worth = [-x if self.lower else min(x, self.enough) for x in values]
-    return max(range(len(worth)), key=lambda i: worth[i] if worth[i] == worth[i] else -float("inf"))
+    scores = [-x if self.lower else min(x, self.enough) for x in values]
+    return max(
+      range(len(scores)), key=lambda i: -float("inf") if scores[i] != scores[i] else scores[i]
+    )
 
 
-def tables() -> list[str]:
-  """Names of the files with rows."""
-  return sorted(path.stem for path in CONFIGS.glob("*.py") if "\nROWS" in path.read_text())
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """The rows of a config file; records are stored under its name."""
+
+  name: str
+  rows: list[Row]
 
 
-def load(name: str) -> list[Row]:
-  """All rows of experiments/configs/<name>.py."""
-  if name not in tables():
-    raise ValueError(f"--config is {name!r}{nearest(name, tables())}, expected one of {tables()}.")
-  rows = importlib.import_module(f"experiments.configs.{name}").ROWS
+def load(value: str) -> Table:
+  """Import the table that `--config` names: a name in experiments/configs, or a path.
+
+  Raises:
+    ValueError: there is no such file, or it defines no ROWS.
+  """
+  path = config_modules.find(value)
+  rows = getattr(config_modules.load(path), "ROWS", None)
+  if rows is None:
+    tables = config_modules.names_with("ROWS")
+    raise ValueError(f"{path} defines no ROWS; sweeps in experiments/configs: {', '.join(tables)}.")
+  if not config_modules.is_builtin(path) and (config_modules.FOLDER / path.name).exists():
+    raise ValueError(
+      f"{path} has the name of a file in experiments/configs, and its records would replace that"
+      " one's: rename it."
+    )
   names = [row.name for row in rows]
-  assert len(set(names)) == len(names), "two rows have one name"
-  return rows
+  if twice := sorted({name for name in names if names.count(name) > 1}):
+    raise ValueError(f"{path} has several rows named {twice[0]!r}: make their keys distinct.")
+  return Table(path.stem, rows)
 
 
 def select(rows: list[Row], patterns: list[str]) -> list[Row]:
-  """Rows of these sets, names, or patterns of names, in their own order."""
+  """Rows that match any of the patterns (a set, a name, or a glob of names), in table order."""
   chosen = []
   for pattern in patterns:
     found = [x for x in rows if pattern == x.set or fnmatch.fnmatchcase(x.name, pattern)]
     if not found:
-      known = sorted({row.set for row in rows})
+      sets = ", ".join(sorted({row.set for row in rows}))
       names = [row.name for row in rows]
       raise ValueError(
-        f"--rows={pattern} is no row{nearest(pattern, names)}, expected a set, one of {known}, or a"
-        " name or pattern of those that --list shows."
+        f"--rows={pattern} matches no row{nearest(pattern, names)}; expected a set ({sets}), or a"
+        " name or pattern of the rows that --list shows."
       )
     chosen += found
   return [row for row in rows if row in chosen]
 
 
-def metrics(row: Row, training: Training, workdir: pathlib.Path, last: dict) -> dict:
-  """What is kept of a run that has ended, from its folder and its last evaluation."""
+def summarize_run(
+  row: Row, training_run: TrainingRun, workdir: pathlib.Path, last: dict[str, float]
+) -> dict:
+  """Metrics to record of a completed run.
+
+  Args:
+    workdir: its metrics.jsonl has all evaluations.
+    last: the last evaluation.
+  """
+  row.check_metric(last)
   logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  evaluated = [x for x in logged if row.metric in x]
-  chosen = evaluated[row.best(evaluated)] if row.evaluation == "best" else evaluated[-1]
+  evaluations = [x for x in logged if row.metric in x]
+  chosen = evaluations[row.best(evaluations)] if row.evaluation == "best" else evaluations[-1]
   speeds = [x["tokens_per_second"] for x in logged if "tokens_per_second" in x]
   losses = [x["loss"] for x in logged if "loss" in x]
   return dict(
     evaluation={name: chosen[name] for name in last},
     step=chosen["step"],
-    updates=evaluated[-1]["step"],
-    of=training.config.steps,
-    parameters=training.parameters(),
+    updates=evaluations[-1]["step"],
+    of=training_run.config.steps,
+    parameters=training_run.parameters(),
     training_loss=losses[-1] if losses else None,
     tokens_per_second=round(statistics.median(speeds)) if speeds else None,
-    curve=[[x["step"], round(x[row.metric], 4)] for x in thin(evaluated)],
+    curve=[[x["step"], round(x[row.metric], 4)] for x in subsample(evaluations)],
   )
 
 
-def thin(values: list, most: int = 20) -> Iterator:
-  """At most so many of them, evenly, the last among them."""
-  every = -(-len(values) // most)
-  return iter(values[(len(values) - 1) % every :: every])
+def subsample(values: list, limit: int = 20) -> list:
+  """At most `limit` of the values, evenly spaced, including the last."""
+  every = -(-len(values) // limit)
+  return values[(len(values) - 1) % every :: every]

@@ -1,15 +1,15 @@
-"""Tables of text that read well in a terminal and as Markdown."""
+"""Markdown tables that also read well in a terminal."""
 
 
 def table(header: list[str], lines: list[list[str]]) -> str:
-  """Cells in columns of one width, numbers to the right and words to the left."""
+  """Format a table with aligned columns: numbers to the right, words to the left."""
   columns = list(zip(header, *lines, strict=True))
   widths = [max(3, *map(len, column)) for column in columns]
   right = [not any(cell[:1].isalpha() or cell[:1] == "`" for cell in x[1:]) for x in columns]
   rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right)]
 
-  def show(cells):
+  def align(cells):
     return [x.rjust(w) if r else x.ljust(w) for x, w, r in zip(cells, widths, right)]
 
-  shown = [show(header), rule, *map(show, lines)]
-  return "".join(f"| {' | '.join(cells)} |\n" for cells in shown)
+  aligned = [align(header), rule, *map(align, lines)]
+  return "".join(f"| {' | '.join(cells)} |\n" for cells in aligned)

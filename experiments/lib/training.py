@@ -1,9 +1,11 @@
-"""From a configuration to a trained model: its task opened, trained and validated."""
+"""Train a model from a config: open its task, train, evaluate, and record the result."""
 
 import os
 import pathlib
+import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -12,19 +14,29 @@ from deltanet_jax.data import CorpusTask, Task, load_tokenizer, open_corpus, shi
 from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import Validation
 from deltanet_jax.files import writing
-from deltanet_jax.train import Evaluator, PreemptionError, check_start, train
+from deltanet_jax.train import (
+  DivergenceError,
+  Evaluator,
+  PreemptionError,
+  check_start,
+  saved_steps,
+  train,
+)
 from experiments.lib import provenance
 from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
 from experiments.lib.multihost import report, wait_for_all
+from experiments.lib.records import Records
+from experiments.lib.training_run import TrainingRun
 
 
 def open_task(cfg: TrainConfig, workdir: pathlib.Path, **options) -> CorpusTask:
-  """The corpus of the configuration; the shipped novels are prepared into the workdir first.
+  """Open the corpus of a config; without one, prepare the bundled novels in the workdir.
 
-  Only after the configuration, the mesh, the folder and the initial weights were found right.
+  Validates config, mesh, workdir and initial weights first, so that nothing is written if one of
+  them is wrong.
 
   Args:
-    options: of `check_start`.
+    options: passed to `check_start`.
   """
   check_start(cfg, workdir, **options)
   folder = cfg.data.corpus
@@ -45,11 +57,11 @@ def run(
   evaluators: Sequence[Evaluator] | None = None,
   **options,
 ) -> dict[str, float]:
-  """Trains, and returns the last evaluation; exits with its code if told to stop.
+  """Train, and return the last evaluation; exit the process on SIGTERM or Ctrl-C.
 
   Args:
-    evaluators: validation on what the task holds out if None.
-    options: of `train`.
+    evaluators: the validation split of the task if None.
+    options: passed to `train`.
   """
   if evaluators is None:
     evaluators = [Validation(task, cfg.eval_batches)]
@@ -65,15 +77,64 @@ def run(
     )
   except PreemptionError as e:
     report(str(e))
-    _leave(PREEMPTED)
+    _exit(PREEMPTED)
   except KeyboardInterrupt as e:
-    report(str(e) or "stopped at once")
-    _leave(INTERRUPTED)
+    report(str(e) or "interrupted")
+    _exit(INTERRUPTED)
 
 
-def _leave(code):
+def temporary_workdir(folder: pathlib.Path, name: str, run: TrainingRun) -> pathlib.Path:
+  """Workdir of a run until it is recorded.
+
+  Hashes of code and settings are in its name: only the same code with the same settings resumes.
+  """
+  return folder / f"{name}-{provenance.code_hash()}-{run.settings_hash()}"
+
+
+def train_and_record(
+  training_run: TrainingRun,
+  workdir: pathlib.Path,
+  key: dict,
+  metrics: Callable[[dict[str, float]], dict],
+  *,
+  records: Records | None,
+  diverged: dict | None = None,
+  keep_workdir: bool = False,
+) -> dict:
+  """Train in `workdir`, resuming if it has a checkpoint; write a record, then delete `workdir`.
+
+  Args:
+    key: of the record.
+    metrics: computes the metrics to record from the last evaluation. `seconds` is added: the time
+      of training, None if the run was resumed, because earlier starts are not timed.
+    records: file to write to; None writes no record.
+    diverged: metrics to record if training diverges; None raises DivergenceError.
+    keep_workdir: do not delete `workdir`.
+
+  Returns:
+    The metrics.
+  """
+  resumed, start = bool(saved_steps(workdir)), time.perf_counter()
+  try:
+    last = run(training_run.config, workdir, training_run.task, training_run.evaluators)
+    found = metrics(last)
+  except DivergenceError as e:
+    if diverged is None:
+      raise
+    report(str(e))
+    found = dict(diverged)
+  found["seconds"] = None if resumed else round(time.perf_counter() - start, 1)
+  if records is not None:
+    hashes = dict(code=provenance.code_hash(), settings=training_run.settings_hash())
+    records.write(key, found, more_provenance=hashes)
+  if not keep_workdir:
+    shutil.rmtree(workdir, ignore_errors=True)
+  return found
+
+
+def _exit(code: int):
   if jax.process_count() == 1:
-    # All is saved and closed. Without waiting for what may still be compiled in vain.
+    # Checkpoints are saved and closed: do not wait for a compilation that may still be running.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,1 +1,1 @@
-"""Rows to tables and metrics; no measuring here."""
+"""Tables and figures from records; nothing is measured here."""

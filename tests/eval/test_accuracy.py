@@ -1,4 +1,4 @@
-"""Accuracy by the rules of synthetic benchmarks, against plain NumPy."""
+"""Accuracy evaluators of the synthetic benchmarks against plain NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,21 @@ from deltanet_jax.models import build, preset
 from tests.support.training import tiny
 
 
-def test_macro_accuracy_is_the_mean_over_kinds():
-  targets, found = np.array([3, 3, 3, 3, 5, 5]), np.array([3, 3, 3, 7, 5, 1])
-  # 3: three of four, 5: one of two; 7 and 1 are found but no targets.
-  assert macro_accuracy(targets, found) == (3 / 4 + 1 / 2 + 0 + 0) / 4
+def test_macro_accuracy_is_the_mean_over_token_ids():
+  targets, predicted = np.array([3, 3, 3, 3, 5, 5]), np.array([3, 3, 3, 7, 5, 1])
+  # 3: three of four, 5: one of two; 7 and 1 are predicted but never targets.
+  assert macro_accuracy(targets, predicted) == (3 / 4 + 1 / 2 + 0 + 0) / 4
   assert macro_accuracy(targets, targets) == 1
 
 
-def test_a_letter_is_right_if_the_automaton_goes_on_with_it():
+def test_a_token_is_correct_if_the_automaton_accepts_it():
   batch = dict(accepted=np.array([[0b0110, 0b0110, 0b0110, 0]], np.int32))
-  right = accepted(batch, np.array([[1, 2, 3, 200]]))
-  assert right.tolist() == [[True, True, False, False]]
+  correct = accepted(batch, np.array([[1, 2, 3, 200]]))
+  assert correct.tolist() == [[True, True, False, False]]
 
 
 class Sparse(ValidationSource):
-  """A task's batches with some targets left out, one whole row among them."""
+  """A task's batches with some targets masked, among them all of one sequence."""
 
   def __init__(self, task):
     self._task = task
@@ -39,13 +39,13 @@ class Sparse(ValidationSource):
       yield batch | dict(mask=batch["mask"] & some)
 
 
-def test_evaluators_see_what_the_model_finds():
+def test_evaluators_match_direct_argmax():
   few = dict(alphabet=5, letters=(4, 5), strings=(3, 4), string_length=(1, 8), test_examples=12)
   task = RegBench(batch=8, examples=None, **few)
   cfg = tiny(model=preset("deltanet-tiny", vocab=7, depth=1, width=32, mlp_multiple=32))
   cfg.data, cfg.loss_chunk = DataConfig(length=task.shape[1], batch=8), 17  # of 34
   model = build(cfg.model)
-  model.embedding[...] *= 40  # so that different tokens are found
+  model.embedding[...] *= 40  # so that predictions differ
   sets = dict(test=task.test, some=Sparse(task.test))
   kinds = (Accuracy, DfaAccuracy)
   results = evaluate(

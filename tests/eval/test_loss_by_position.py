@@ -1,4 +1,4 @@
-"""Losses by position against those of a single forward pass, and recall of what was told."""
+"""Loss by position and planted recall against a single forward pass."""
 
 import math
 
@@ -9,26 +9,26 @@ import pytest
 
 from deltanet_jax.data import ValidationSource
 from deltanet_jax.eval import LossByPosition, PlantedRecall, evaluate
-from deltanet_jax.eval.loss_by_position import edges, positions
+from deltanet_jax.eval.loss_by_position import bin_edges, positions
 from deltanet_jax.models import build
 from tests.support.training import tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
 def as_users_run():
-  """No 64 bits and no strict types, which optax does not know."""
+  """Default JAX settings, without x64 and strict promotion."""
   with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
     yield
 
 
-class Rows(ValidationSource):
-  """Random rows of two documents each, of which some targets count."""
+class RandomSequences(ValidationSource):
+  """Random sequences of two segments each, with some targets scored."""
 
-  def __init__(self, length, rows, seed=0):
+  def __init__(self, length, batch, seed=0):
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, 256, (rows, length + 1)).astype(np.int32)
-    ids = (np.arange(length)[None] >= rng.integers(1, length, (rows, 1))).astype(np.int32)
-    mask = rng.random((rows, length)) < 0.7
+    tokens = rng.integers(0, 256, (batch, length + 1)).astype(np.int32)
+    ids = (np.arange(length)[None] >= rng.integers(1, length, (batch, 1))).astype(np.int32)
+    mask = rng.random((batch, length)) < 0.7
     self.batch = dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
 
   def validation(self, host, hosts):
@@ -37,7 +37,7 @@ class Rows(ValidationSource):
 
 
 def direct(model, batch):
-  """Loss of every token."""
+  """Return the loss of every token."""
   logits = model(jnp.asarray(batch["tokens"]), jnp.asarray(batch["segment_ids"]))
   logprobs = np.asarray(jax.nn.log_softmax(logits), np.float64)
   return -np.take_along_axis(logprobs, batch["targets"][..., None], axis=2)[..., 0]
@@ -46,32 +46,35 @@ def direct(model, batch):
 def test_losses_by_position():
   cfg = tiny()
   model = build(cfg.model)
-  texts = {length: (Rows(length, rows), rows) for length, rows in ((32, 4), (64, 2))}
-  found = evaluate(model, cfg, [LossByPosition(texts)])
-  for length, (text, _) in texts.items():
-    batch = text.batch
-    losses, place = direct(model, batch), positions(batch["segment_ids"])
+  sizes = ((32, 4), (64, 2))
+  sources = {length: (RandomSequences(length, batch), batch) for length, batch in sizes}
+  found = evaluate(model, cfg, [LossByPosition(sources)])
+  for length, (source, _) in sources.items():
+    batch = source.batch
+    losses, position = direct(model, batch), positions(batch["segment_ids"])
     mean = losses[batch["mask"]].mean()
     assert found[f"loss_{length}"] == pytest.approx(mean, rel=1e-5)
-    for first, last in zip(edges(length)[:-1], edges(length)[1:]):
-      there = batch["mask"] & (place >= first) & (place < last)
+    for first, last in zip(bin_edges(length)[:-1], bin_edges(length)[1:]):
+      there = batch["mask"] & (position >= first) & (position < last)
       if there.any():
         value = found[f"loss_{length}_from_{first}"]
         assert value == pytest.approx(losses[there].mean(), rel=1e-5)
 
 
-def test_positions_and_edges():
+def test_positions_and_bin_edges():
   ids = np.array([[0, 0, 0, 1, 1], [3, 4, 4, 4, 4]])
   assert positions(ids).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
-  assert edges(128) == [0, 16, 32, 64, 128] and edges(40) == [0, 16, 32, 40] and edges(8) == [0, 8]
+  assert bin_edges(128) == [0, 16, 32, 64, 128]
+  assert bin_edges(40) == [0, 16, 32, 40] and bin_edges(8) == [0, 8]
 
 
-def test_recall_is_what_being_told_saves():
+def test_recall_gain_is_the_difference_in_bits():
   cfg = tiny()
   model = build(cfg.model)
-  told, untold = Rows(32, 8), Rows(32, 8, seed=1)
-  found = evaluate(model, cfg, [PlantedRecall(told, untold)])
-  bits = [direct(model, x.batch)[x.batch["mask"]].mean() / math.log(2) for x in (told, untold)]
+  planted, control = RandomSequences(32, 8), RandomSequences(32, 8, seed=1)
+  found = evaluate(model, cfg, [PlantedRecall(planted, control)])
+  nats = [direct(model, x.batch)[x.batch["mask"]].mean() for x in (planted, control)]
+  bits = [x / math.log(2) for x in nats]
   assert found["recall_bits"] == pytest.approx(bits[0], rel=1e-5)
   assert found["recall_gain"] == pytest.approx(bits[1] - bits[0], abs=1e-4)
   assert 0 <= found["recall_accuracy"] < 0.1

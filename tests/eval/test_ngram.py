@@ -1,4 +1,4 @@
-"""The n-gram models are normalised, and their bits are those of their formula."""
+"""N-gram models are normalized and match their formula."""
 
 import collections
 import math
@@ -29,7 +29,7 @@ def random_text(seed, count=12):
 
 
 def by_the_formula(train, order):
-  """p(w | h) by dictionaries, straight from the definition."""
+  """Return p(w, h) from the definition, with dictionaries."""
   counts = {order: collections.Counter(train)}
   for n in range(order - 1, 0, -1):
     counts[n] = collections.Counter(gram[1:] for gram in counts[n + 1])
@@ -57,19 +57,21 @@ def tuples(tokens, documents, order):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_probabilities_are_the_formula_and_sum_to_one(order):
-  train, held_out = random_text(0), random_text(1)
+  train, validation = random_text(0), random_text(1)
   levels = ngram.fit(ngram.grams(*train, order, VOCAB), order, VOCAB)
   assert all(0 < level.discount < 1 for level in levels)
-  got = ngram.probabilities(levels, ngram.grams(*held_out, order, VOCAB), VOCAB)
+  got = ngram.probabilities(levels, ngram.grams(*validation, order, VOCAB), VOCAB)
   p = by_the_formula(tuples(*train, order), order)
-  np.testing.assert_allclose(got, [p(g[-1], g[:-1]) for g in tuples(*held_out, order)], rtol=1e-12)
-  # Every context there is, seen or not.
+  np.testing.assert_allclose(
+    got, [p(g[-1], g[:-1]) for g in tuples(*validation, order)], rtol=1e-12
+  )
+  # All contexts, seen or not.
   every = ngram.probabilities(levels, np.arange(VOCAB**order), VOCAB)
   np.testing.assert_allclose(every.reshape(-1, VOCAB).sum(1), 1, rtol=1e-12)
   assert every.min() > 0
 
 
-def test_text_that_repeats_itself_costs_nothing(tmp_path):
+def test_repetitive_text_has_almost_zero_bits(tmp_path):
   for i in range(40):
     (tmp_path / f"{i:02}.txt").write_text("abcd" * 200)
   prepare(tmp_path, tmp_path / "out", load_tokenizer("bytes"), validation=0.1, eos=False)
@@ -79,7 +81,7 @@ def test_text_that_repeats_itself_costs_nothing(tmp_path):
   assert bits[2] < 0.02 and bits[3] < 0.02
 
 
-def test_a_key_that_overflows_is_refused():
+def test_an_overflowing_order_raises():
   tokens, documents = random_text(0)
   with pytest.raises(ValueError, match="use a lower order"):
     ngram.grams(tokens, documents, 5, 32000)

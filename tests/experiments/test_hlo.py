@@ -1,11 +1,11 @@
-"""What is read from the text of a compiled program."""
+"""Static analysis of HLO text: trip counts, FLOPs, HBM traffic, collectives."""
 
 import pytest
 
 from experiments.aot.hlo import HloModule, arrays
 
-# A loop of 3 rounds known to the compiler and one of (8 - 0) / 2 that is not, an asynchronous
-# gather spread over two fusions, a reduce-scatter as a TPU writes it, and a padded convolution.
+# A loop with a known trip count of 3, one whose trip count (8 - 0) / 2 has to be derived, an async
+# all-gather in two fusions, a reduce-scatter as libtpu emits it, and a padded convolution.
 HLO = """
 HloModule m
 
@@ -64,33 +64,32 @@ ENTRY %main (a: (s32[], bf16[2,8], f32[8,8])) -> f32[8,8] {
 """  # noqa: E501
 
 
-def test_loops_and_fusions_are_counted():
+def test_collectives_flops_and_kernels_in_loops_and_fusions():
   program = HloModule(HLO)
   assert program.collectives() == {
-    # 3 rounds, and the one in two fusions once: 8 x 8 numbers of 2 bytes each time.
+    # 3 iterations, and the one in two fusions once: 8 x 8 numbers of 2 bytes each.
     "all-gather": (4, 4 * 128),
     "reduce-scatter": (4, 4 * 256),
   }
-  # What is named after no group of devices is between pairs, of which each sends half.
+  # A collective without replica groups is taken to be between two devices, each sending half.
   assert program.interconnect_bytes() == 2 * 128 + 2 * 256
-  # The convolution has two places, each with one tap inside: 5 products for each of 4 x 6 x 2.
+  # The convolution has two output positions, each with one tap inside: 5 multiply-adds each.
   assert program.matmul_flops() == {"bf16": 3 * 2 * 8**3 + 2 * 48 * 5}
   assert program.kernels() == {"delta_rule_fwd": 3}
   assert not program.unknown_trip_counts
 
 
-def test_a_loop_without_a_count_is_named():
+def test_unknown_trip_count_is_reported():
   program = HloModule(HLO.replace("direction=LT", "direction=NE"))
   assert program.collectives()["reduce-scatter"] == (1, 256)
   assert program.unknown_trip_counts == {"while.2"}
 
 
-def test_an_upper_bound_for_branches():
-  """Which branch runs is not known: each counts."""
-  whole = "%b = f32[8,8]{1,0} get-tuple-element(%while.1), index=2"
+def test_all_branches_of_a_conditional_count():
+  line = "%b = f32[8,8]{1,0} get-tuple-element(%while.1), index=2"
   branches = "true_computation=%known, false_computation=%known"
-  both = f"{whole}\n  %c = (f32[8,8]) conditional(%p, %a, %a), {branches}"
-  assert HloModule(HLO.replace(whole, both)).kernels() == {"delta_rule_fwd": 5}
+  both = f"{line}\n  %c = (f32[8,8]) conditional(%p, %a, %a), {branches}"
+  assert HloModule(HLO.replace(line, both)).kernels() == {"delta_rule_fwd": 5}
 
 
 TILES = """
@@ -103,15 +102,15 @@ ENTRY %main (x: bf16[4,64]) -> bf16[4,64] {
 """  # noqa: E501
 
 
-def test_bytes_of_padded_tiles():
-  """A [4, 64] array fills a tile of 8 x 128; from HBM it is read once and written once."""
+def test_hbm_traffic_includes_tile_padding():
+  """A [4, 64] array is padded to a tile of 8 x 128; it is read once and written once."""
   copy, kernel = HloModule(TILES).moves()
   assert copy.bytes + kernel.bytes == 2 * 8 * 128 * 2
   assert (copy.kernel, kernel.kernel) == (None, "f")
   assert kernel.kernel_bytes == 2 * 8 * 128 * 2
 
 
-# Of the stacked weights a round reads one; of the stacked results it writes one.
+# Each iteration reads one slice of the stacked weights and writes one of the stacked results.
 SLICES = """
 HloModule m
 
@@ -139,13 +138,13 @@ ENTRY %main (a: (s32[], f32[3,8], f32[3,8])) -> (s32[], f32[3,8], f32[3,8]) {
 """  # noqa: E501
 
 
-def test_a_loop_moves_slices_as_often_as_it_runs():
+def test_slices_in_a_loop_count_once_per_iteration():
   (move,) = HloModule(SLICES).moves()
   row, counter = 8 * 4, 4
   assert move.bytes == 3 * (row + row + counter)
 
 
-# A fusion inside one that gives its operand back as it is, as a TPU writes the factor of a product.
+# A nested fusion that returns its operand, as libtpu emits operands of a matmul.
 NESTED = """
 HloModule m
 
@@ -169,10 +168,10 @@ ENTRY %main (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
 """
 
 
-def test_what_a_fusion_inside_gives_back_is_read():
+def test_operand_returned_by_a_nested_fusion_is_read():
   (move,) = HloModule(NESTED).moves()
   assert move.bytes == 3 * 8 * 8 * 4
-  # Or in part, where it is sliced afterwards.
+  # Sliced afterwards, only the slice is read.
   dot = "dot(%c, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
   sliced = NESTED.replace("%d = f32[8,8]{1,0}", "%d = f32[2,8]{1,0}")
   sliced = sliced.replace(dot, "dynamic-slice(%c, %b, %b), dynamic_slice_sizes={2,8}")
@@ -189,12 +188,12 @@ def test_what_a_fusion_inside_gives_back_is_read():
     ("replica_groups={{0,1,2},{3,4,5}}", 3),
   ],
 )
-def test_devices_of_a_collective(groups, size):
-  """Each sends all but its own part, and for an all-reduce twice that."""
+def test_interconnect_bytes_by_replica_groups(groups, size):
+  """Each device sends all but its own shard, and twice that for an all-reduce."""
   gather = "all-gather(%p.1), channel_id=7,"
   reduce = "all-reduce(%p.2), channel_id=8,"
   hlo = HLO.replace(gather, f"{gather} {groups},").replace(reduce, f"{reduce} {groups},")
-  # The gather of the loop stays between pairs.
+  # The all-gather of the loop stays between two devices.
   assert HloModule(hlo).interconnect_bytes() == pytest.approx(
     3 * 64 + 128 * (size - 1) / size + 4 * 256 * (size - 1) / size
   )
@@ -211,10 +210,10 @@ def test_devices_of_a_collective(groups, size):
     ("opaque[]", 0),
   ],
 )
-def test_widths(shape, size):
+def test_bytes_of_dtypes(shape, size):
   assert sum(x.bytes for x in arrays(shape)) == size
 
 
-def test_an_unknown_dtype_is_named():
+def test_unknown_dtype_raises():
   with pytest.raises(ValueError, match=r"unknown width, 'f6e2m3'\.$"):
     arrays("(f32[2]{0}, f6e2m3[8]{0})")

@@ -1,4 +1,4 @@
-"""Kernels compile for v5e, v6e, H100 and A100 at d = 128, and their counts are what they were."""
+"""Kernels compile for TPUs and GPUs, and their static resource usage does not regress."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from experiments.aot.resources import blocks_per_sm
 from experiments.aot.worker import Worker
 from pallas_kernels.common.tiling import TPU_VMEM_LIMIT
 
-# Bundles per token and head, d = 128, bfloat16, by inputs and program; its heads if not 16.
+# VLIW bundles per token and head at d = 128, bfloat16, by (inputs, program[, heads if not 16]).
 BUNDLES = {
   "v5e": {
     ("plain", "forward"): 4.22,
@@ -38,11 +38,11 @@ BUNDLES = {
     ("full", "backward"): 5.07,
   },
 }
-BYTES_OVER_MINIMUM = 1.1
-COUNTS_HELD = 0.05  # what is counted may differ by this share
+MAX_HBM_OVER_MINIMUM = 1.1
+TOLERANCE = 0.05  # relative
 
-# Inputs -> kernel -> registers, barriers, asynchronous copies, shapes of products, blocks per SM.
-H100_COUNTS = {
+# Inputs -> kernel -> registers, barriers, asynchronous copies, matmul shapes, blocks per SM.
+H100_RESOURCES = {
   "plain": dict(
     delta_rule_intra=(132, 8, 0, "m64n64", 3),
     delta_rule_fwd=(169, 16, 48, "m64n32 m64n64", 2),
@@ -50,7 +50,7 @@ H100_COUNTS = {
     delta_rule_dstates=(168, 27, 48, "m64n32 m64n64", 2),
     delta_rule_grads=(168, 28, 0, "m64n64", 3),
     head_norm_bwd=(72, 11, 0, "", 7),
-    short_conv_bwd=(175, 143, 0, "", 5),  # of q, k and v together
+    short_conv_bwd=(175, 143, 0, "", 5),  # fused for q, k and v
     attention_fwd=(226, 7, 64, "m64n128", 1),
     attention_bwd=(255, 17, 72, "m64n64 m64n128", 1),
   ),
@@ -77,10 +77,11 @@ H100_COUNTS = {
 }
 
 
-def report(target, inputs, dtype="bfloat16"):
+def compile_all(target, inputs, dtype="bfloat16"):
+  """Key and metrics of every kernel at d = 128, merged into one dict each."""
   platform = CHIPS[target].platform
   chunk = kernel_cases.CHUNKS[platform]
-  rows = []
+  kernels = []
   with Worker(targets.one(target), dump=True) as worker:
     for program in kernel_cases.PROGRAMS[platform]:
       case = kernel_cases.KernelCase(program, dtype, 128, 128, chunk, inputs).with_supported_chunk(
@@ -89,79 +90,82 @@ def report(target, inputs, dtype="bfloat16"):
       if not case.supported(target):
         continue
       found = worker.call(kernel_programs.measure, target, case)
-      rows += [key | metrics for key, metrics in found]
-  assert not [(row["kernel"], row["error"]) for row in rows if not row["compiles"]]
-  return rows
+      kernels += [key | metrics for key, metrics in found]
+  assert not [
+    (metrics["kernel"], metrics["error"]) for metrics in kernels if not metrics["compiles"]
+  ]
+  return kernels
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", BUNDLES)
-def test_tpu_kernels_keep_their_counts(target):
+def test_bundles_of_tpu_kernels_do_not_regress(target):
   with Worker(targets.one(target), dump=True) as worker:
     for (inputs, program, *heads), bundles in BUNDLES[target].items():
       case = kernel_cases.KernelCase(program, "bfloat16", 128, 128, 128, inputs, *heads)
-      ((key, row),) = worker.call(
+      ((key, metrics),) = worker.call(
         kernel_programs.measure, target, case.with_supported_chunk(target)
       )
-      assert row["compiles"], (key, row["error"])
-      assert row["bundles_per_token_head"] == pytest.approx(bundles, rel=COUNTS_HELD), key
-      assert not row["bundles_per_loop_iteration"] and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
+      assert metrics["compiles"], (key, metrics["error"])
+      assert metrics["bundles_per_token_head"] == pytest.approx(bundles, rel=TOLERANCE), key
+      assert (
+        not metrics["bundles_per_loop_iteration"] and metrics["vmem_bytes"] <= TPU_VMEM_LIMIT
+      ), key
       if inputs == "plain" and program in ("forward", "step"):
-        assert row["hbm_over_minimum"] <= BYTES_OVER_MINIMUM, key
+        assert metrics["hbm_over_minimum"] <= MAX_HBM_OVER_MINIMUM, key
 
 
-# Of one round of a loop over blocks of 512 tokens, for two heads of 64: without and with a mask.
-ATTENTION = {
+# Bundles per iteration of the loop over blocks of 512 tokens, two heads of 64: [unmasked, masked].
+ATTENTION_BUNDLES = {
   "v5e": {"attention forward": [2325, 2565], "attention backward": [4108, 4500]},
   "v6e": {"attention forward": [1775, 2085], "attention backward": [2354, 2735]},
 }
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("target", ATTENTION)
-def test_attention_keeps_its_counts_on_tpu(target):
+@pytest.mark.parametrize("target", ATTENTION_BUNDLES)
+def test_bundles_of_tpu_attention_do_not_regress(target):
   with Worker(targets.one(target), dump=True) as worker:
-    for program, bundles in ATTENTION[target].items():
+    for program, bundles in ATTENTION_BUNDLES[target].items():
       case = kernel_cases.KernelCase(program, "bfloat16", 64, 64, None, "plain")
-      ((key, row),) = worker.call(kernel_programs.measure, target, case)
-      assert row["compiles"], (key, row["error"])
-      assert row["bundles_per_loop_iteration"] == pytest.approx(bundles, rel=COUNTS_HELD), key
-      assert row["hbm_over_minimum"] <= 1.15 and row["vmem_bytes"] <= TPU_VMEM_LIMIT, key
+      ((key, metrics),) = worker.call(kernel_programs.measure, target, case)
+      assert metrics["compiles"], (key, metrics["error"])
+      assert metrics["bundles_per_loop_iteration"] == pytest.approx(bundles, rel=TOLERANCE), key
+      assert metrics["hbm_over_minimum"] <= 1.15 and metrics["vmem_bytes"] <= TPU_VMEM_LIMIT, key
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["h100", "a100", "b200"])
-def test_attention_on_gpu_spills_nothing(target):
-  """With documents, and each array crosses HBM once; blocks per SM are what chose the tiles."""
+def test_gpu_attention_does_not_spill(target):
+  """With segments. Each array crosses HBM once; occupancy is the one the tiles were chosen for."""
   blocks = {}
   with Worker(targets.one(target), dump=True) as worker:
     for d in (64, 128):
       for program in ("attention forward", "attention backward"):
         case = kernel_cases.KernelCase(program, "bfloat16", d, d, None, "full")
-        ((key, row),) = worker.call(kernel_programs.measure, target, case)
-        assert row["compiles"], (key, row["error"])
-        assert row["spill_bytes"] == 0 and row["hbm_over_minimum"] <= 1.02, key
-        blocks[d, program] = row["blocks_per_sm"]
+        ((key, metrics),) = worker.call(kernel_programs.measure, target, case)
+        assert metrics["compiles"], (key, metrics["error"])
+        assert metrics["spill_bytes"] == 0 and metrics["hbm_over_minimum"] <= 1.02, key
+        blocks[d, program] = metrics["blocks_per_sm"]
   small = dict(h100=2, a100=2, b200=1)[target]
   assert list(blocks.values()) == [2, small, 1, 1], blocks
 
 
 @pytest.mark.aot
-def test_float32_products_take_six_passes_on_tpu():
-  """The matrix unit multiplies bfloat16: float32 needs six times its instructions, never one."""
-  products = {}
+def test_float32_matmuls_take_six_bfloat16_passes_on_tpu():
+  matmuls = {}  # instructions per token and head
   with Worker(targets.one("v6e"), dump=True) as worker:
     for dtype in ("bfloat16", "float32"):
       case = kernel_cases.KernelCase("forward", dtype, 128, 128, 128, "plain")
-      ((_, row),) = worker.call(kernel_programs.measure, "v6e", case)
-      assert set(row["matmul_instructions"]) == {"bf16"}
-      # Programs of different dtypes take different numbers of heads at a time.
-      products[dtype] = (
-        row["matmul_instructions"]["bf16"]
-        * row["bundles_per_token_head"]
-        / row["bundles_per_grid_step"]
+      ((_, metrics),) = worker.call(kernel_programs.measure, "v6e", case)
+      assert set(metrics["matmul_instructions"]) == {"bf16"}
+      # A grid step has a different number of heads for each dtype.
+      matmuls[dtype] = (
+        metrics["matmul_instructions"]["bf16"]
+        * metrics["bundles_per_token_head"]
+        / metrics["bundles_per_grid_step"]
       )
-  assert products["float32"] >= 6 * products["bfloat16"]
+  assert matmuls["float32"] >= 6 * matmuls["bfloat16"]
 
 
 @pytest.mark.aot
@@ -179,29 +183,32 @@ def test_float32_products_take_six_passes_on_tpu():
 )
 def test_gpu_kernels_compile(target, dtype, inputs):
   limit = CHIPS[target].on_chip
-  for row in report(target, inputs, dtype):
-    assert row["shared_bytes"] <= limit, row["kernel"]
-    assert not any("tf32" in kind for kind in row["matmul_instructions"]), row["kernel"]
-    if target == "h100" or (inputs == "per_channel_full" and not row["kernel"].endswith("_step")):
-      assert row["spill_bytes"] == 0, row["kernel"]
+  for metrics in compile_all(target, inputs, dtype):
+    assert metrics["shared_bytes"] <= limit, metrics["kernel"]
+    assert not any("tf32" in kind for kind in metrics["matmul_instructions"]), metrics["kernel"]
+    if target == "h100" or (
+      inputs == "per_channel_full" and not metrics["kernel"].endswith("_step")
+    ):
+      assert metrics["spill_bytes"] == 0, metrics["kernel"]
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("inputs", H100_COUNTS)
-def test_gpu_tiles_give_what_chose_them(inputs):
-  """H100, bfloat16: registers, barriers, asynchronous copies, products, blocks per SM."""
-  rows = {row["kernel"]: row for row in report("h100", inputs)}
-  for kernel, (registers, barriers, copies, shapes, blocks) in H100_COUNTS[inputs].items():
-    row = rows[kernel]
-    assert row["spill_bytes"] == 0, kernel
-    assert row["registers"] == pytest.approx(registers, rel=COUNTS_HELD), kernel
-    assert row["barriers"] == pytest.approx(barriers, rel=COUNTS_HELD), kernel
-    assert row["async_copies"] == pytest.approx(copies, rel=COUNTS_HELD), kernel
+@pytest.mark.parametrize("inputs", H100_RESOURCES)
+def test_resources_of_h100_kernels_do_not_regress(inputs):
+  kernels = {metrics["kernel"]: metrics for metrics in compile_all("h100", inputs)}
+  for kernel, (registers, barriers, copies, shapes, blocks) in H100_RESOURCES[inputs].items():
+    metrics = kernels[kernel]
+    assert metrics["spill_bytes"] == 0, kernel
+    assert metrics["registers"] == pytest.approx(registers, rel=TOLERANCE), kernel
+    assert metrics["barriers"] == pytest.approx(barriers, rel=TOLERANCE), kernel
+    assert metrics["async_copies"] == pytest.approx(copies, rel=TOLERANCE), kernel
     found = {
-      shape for shape in shapes.split() for kind in row["matmul_instructions"] if shape in kind
+      shape for shape in shapes.split() for kind in metrics["matmul_instructions"] if shape in kind
     }
-    assert found == set(shapes.split()) and len(found) == len(row["matmul_instructions"]), kernel
-    assert row["blocks_per_sm"] == blocks, kernel
+    assert found == set(shapes.split()) and len(found) == len(metrics["matmul_instructions"]), (
+      kernel
+    )
+    assert metrics["blocks_per_sm"] == blocks, kernel
 
 
 @pytest.mark.parametrize(

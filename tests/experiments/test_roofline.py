@@ -1,4 +1,4 @@
-"""Bounds on throughput: what is compiled for a case, and what its metrics imply."""
+"""Roofline upper bounds on training throughput."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from deltanet_jax.chips import CHIPS
 from experiments.aot import roofline, targets, train_step
 
 
-def test_the_slowest_resource_bounds():
+def test_roofline_seconds():
   x = dict(
     matmul_flops=dict(bf16=197e12), kernel_flops=197e12, hbm_bytes=8.2e11, interconnect_bytes=1e11
   )
@@ -16,7 +16,7 @@ def test_the_slowest_resource_bounds():
 
 @pytest.mark.parametrize("name", ["h100x8", "v5e:4x4"])
 @pytest.mark.parametrize("length", [2048, 16384])
-def test_every_device_has_as_many_tokens(name, length):
+def test_tokens_per_device_are_constant(name, length):
   machine = targets.machine(name)
   cfg = roofline.config("deltanet", length, machine.size, "full")
   cfg.validate()
@@ -33,11 +33,11 @@ FITS = dict(fits=True, roofline_seconds=dict(compute=2.0, hbm=1.0, interconnect=
     ("h100x8", dict(none=FITS), "none"),
     ("h100x8", dict(none=dict(fits=False), full=FITS), "full"),
     ("h100x8", dict(none=RuntimeError("a crash\nmore"), full=FITS), "full"),
-    ("v5e:4x4", dict(full=FITS), "full"),  # 16 GB: nothing is tried without remat
+    ("v5e:4x4", dict(full=FITS), "full"),  # 16 GB: remat="none" is not tried
     ("v5e:4x4", dict(full=RuntimeError("a crash\nmore")), "full"),
   ],
 )
-def test_remat_only_where_it_must_be(monkeypatch, name, made, remat):
+def test_remat_is_used_only_if_needed(monkeypatch, name, made, remat):
   def measure(cfg, machine):
     found = made[cfg.model.remat]
     if isinstance(found, RuntimeError):

@@ -1,4 +1,4 @@
-"""The training step compiled for machines that are not here."""
+"""AOT compilation of a training step for machines that are not attached."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from deltanet_jax.models import preset
 from experiments.aot import targets, train_step, train_step_report
 
 
-def test_the_key_names_the_mesh_in_numbers():
+def test_record_key_resolves_the_mesh():
   key = train_step_report.key_of("tiny", _config(-1), targets.machine("v5e:4x4"))
   assert key["mesh"] == "fsdp 16"
 
@@ -31,22 +31,24 @@ def _config(fsdp, **changes):
 
 @pytest.mark.aot
 @pytest.mark.parametrize("name, devices", [("h100x8", 8), ("v5e:2x2", 4)])
-def test_a_small_model_is_compiled(name, devices):
+def test_training_step_compiles_and_fits(name, devices):
   cfg = _config(devices)
   machine = targets.machine(name)
-  row = train_step.measure(cfg, machine)
-  assert row["devices"] == devices and row["fits"] and not row["unknown_trip_counts"]
-  assert row["memory"]["total"] == sum(n for part, n in row["memory"].items() if part != "total")
-  # Weights, moments and rows are split: no device has more than its share and the padding of tiles.
-  assert row["memory"]["arguments"] * devices < 1.05 * row["argument_bytes"]
-  # One forward kernel for each layer and micro-batch, and once more where remat repeats it.
-  assert row["kernels"]["delta_rule_fwd"] == 2 * cfg.model.depth * cfg.grad_accum
-  # Each weight is gathered for every micro-batch at least once, and each gradient brought together.
-  gathered = row["collectives"]["all-gather"]["bytes"]
-  assert gathered >= row["parameters"]
-  # Forward, backward and all that remat repeats but the last product of a layer.
-  products = sum(row["matmul_flops"].values()) * devices
-  weights = row["parameters"] - cfg.model.vocab * cfg.model.width
+  metrics = train_step.measure(cfg, machine)
+  assert metrics["devices"] == devices and metrics["fits"] and not metrics["unknown_trip_counts"]
+  assert metrics["memory"]["total"] == sum(
+    n for part, n in metrics["memory"].items() if part != "total"
+  )
+  # Weights, optimizer moments and batch are sharded evenly, up to tile padding.
+  assert metrics["memory"]["arguments"] * devices < 1.05 * metrics["argument_bytes"]
+  # One forward kernel per layer and micro-batch, and one more for remat.
+  assert metrics["kernels"]["delta_rule_fwd"] == 2 * cfg.model.depth * cfg.grad_accum
+  # Each weight is gathered at least once per micro-batch.
+  gathered = metrics["collectives"]["all-gather"]["bytes"]
+  assert gathered >= metrics["parameters"]
+  # Forward, backward and remat, except the last matmul of a layer.
+  flops = sum(metrics["matmul_flops"].values()) * devices
+  weights = metrics["parameters"] - cfg.model.vocab * cfg.model.width
   tokens = cfg.data.batch * cfg.data.length
-  assert 3 <= products / (2 * weights * tokens) <= 4
-  assert "Fits:" in train_step_report.show(train_step_report.key_of("tiny", cfg, machine), row)
+  assert 3 <= flops / (2 * weights * tokens) <= 4
+  assert "Fits:" in train_step_report.show(train_step_report.key_of("tiny", cfg, machine), metrics)

@@ -39,9 +39,9 @@ def test_deltaproduct_without_gates_and_with_one_step_is_deltanet():
 
 
 def test_one_block_is_deltanet():
-  whole, x = make("deltanet")
-  one = with_weights("block_deltanet", jax.tree.leaves(whole), block_size=8)
-  assert same(one, whole, x)
+  plain, x = make("deltanet")
+  one = with_weights("block_deltanet", jax.tree.leaves(plain), block_size=8)
+  assert same(one, plain, x)
 
 
 def test_kda_with_equal_channels_is_gated_deltanet():

@@ -18,7 +18,7 @@ run = jax.jit(lambda mixer, x: mixer(x))
 
 
 @pytest.mark.parametrize(
-  "settings",
+  "fields",
   [
     dict(feature_map="elu", sum_norm=True),
     dict(feature_map="relu", normalize=True, sum_norm=True),
@@ -27,10 +27,10 @@ run = jax.jit(lambda mixer, x: mixer(x))
     dict(feature_map="dpfp", dpfp_nu=2, normalize=True),
     dict(feature_map="taylor", expand_k=0.5, normalize=True),
   ],
-  ids=lambda settings: settings["feature_map"],
+  ids=lambda fields: fields["feature_map"],
 )
-def test_every_feature_map_equals_the_reference(settings):
-  cfg = mixer_config("linear_attention")(heads=2, chunk=4, **settings)
+def test_every_feature_map_equals_the_reference(fields):
+  cfg = mixer_config("linear_attention")(heads=2, chunk=4, **fields)
   cfg.validate()
   mixer, x = draw_mixer(cfg)
   assert rel_rms(run(mixer, x)[0], plain(mixer, np.asarray(x[0]))) < 1e-9

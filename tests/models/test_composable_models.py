@@ -18,7 +18,7 @@ from deltanet_jax.models import build
 from deltanet_jax.sharding import axis_rules
 from tests.support.compilations import count_compilations
 from tests.support.composition_models import FAMILIES, loss, make_config
-from tests.support.training import finish, launch
+from tests.support.training import launch, wait_for_exit
 
 TOKENS = jnp.zeros((8, 12), jnp.int32)
 RULES = {"batch": "dp", "heads": "tp", "vocab": "tp", "mlp": "tp"}
@@ -85,7 +85,7 @@ def test_a_copied_or_pickled_model_computes_the_same(family):
 
 @pytest.mark.slow
 def test_results_on_eight_devices_equal_those_on_one():
-  output = finish(launch(["-m", "tests.support.composition_models"], devices=8))
+  output = wait_for_exit(launch(["-m", "tests.support.composition_models"], devices=8))
   errors = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
   assert len(errors) == len(FAMILIES) * (1 + len(MESHES))
   assert [row for row in errors if not row[2] < 1e-5] == []

@@ -159,7 +159,7 @@ for _size, _d, _millions in (
     "rwkv4": rwkv_model(_d, 24, rwkv4(_d), 4 * _d),
     "rwkv6": rwkv_model(_d, 24, rwkv6(_d), 7 * _d // 2),
   }
-  SIZES |= {f"{kind}-{_size}": row for kind, *row in zip(_counts, _counts.values(), _millions)}
+  SIZES |= {f"{kind}-{_size}": size for kind, *size in zip(_counts, _counts.values(), _millions)}
 
 
 def hybrid(d, layers, attention_layers, inner):

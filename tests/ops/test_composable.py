@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support.compilations import count_compilations
 from tests.support.composition import H, make_cases, make_kernel_cases
-from tests.support.training import finish, launch
+from tests.support.training import launch, wait_for_exit
 
 CASES = make_cases() | {f"kernel_{name}": case for name, case in make_kernel_cases().items()}
 
@@ -67,7 +67,7 @@ def test_a_second_eager_call_compiles_nothing(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shard_map", "explicit"])
 def test_results_on_eight_devices_equal_those_on_one(mode):
-  output = finish(launch(["-m", "tests.support.composition_worker", mode], devices=8))
+  output = wait_for_exit(launch(["-m", "tests.support.composition_worker", mode], devices=8))
   errors = {name: error for name, error in map(json.loads, output.splitlines()[-len(CASES) :])}
   assert errors.keys() == CASES.keys()
   assert {name: error for name, error in errors.items() if not error < 2e-5} == {}

@@ -1,4 +1,4 @@
-"""Small files in the schemas of the harness's tasks."""
+"""Small data files in the formats of the evaluation harness's tasks."""
 
 import json
 import pathlib
@@ -61,7 +61,8 @@ DATA: dict[str, list[dict]] = {
 
 
 def write(folder: pathlib.Path):
-  """A file for every task."""
+  """Write one file per task."""
   folder.mkdir(parents=True, exist_ok=True)
-  for name, rows in DATA.items():
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  for name, examples in DATA.items():
+    lines = (json.dumps(example) + "\n" for example in examples)
+    (folder / f"{name}.jsonl").write_text("".join(lines))

@@ -1,4 +1,7 @@
-"""Run by test_mesh.py in a process with eight simulated devices; prints one JSON line per check."""
+"""Train on meshes of 8 simulated devices and compare with one device; print JSON lines.
+
+Run as a subprocess by test_mesh.py.
+"""
 
 import json
 import pathlib
@@ -26,14 +29,14 @@ MESHES = {
 
 def config(name, **mesh):
   cfg = tiny(mesh=MeshConfig(**mesh))
-  # Four heads; where everything is mixed attention too, rows in two parts, and all that shells of
-  # benchmarks may have.
-  both = name == "mixed"
-  model = preset("deltanet-sliding-tiny" if both else "deltanet-tiny", vocab=260)
-  model.depth = 2 if both else 1
+  # Four heads. The mixed mesh has a hybrid model, gradient accumulation, and all model options of
+  # the synthetic benchmarks.
+  mixed = name == "mixed"
+  model = preset("deltanet-sliding-tiny" if mixed else "deltanet-tiny", vocab=260)
+  model.depth = 2 if mixed else 1
   model.mixers["deltanet"].key_size = model.mixers["deltanet"].value_size = 16
-  cfg.model, cfg.grad_accum, cfg.data.batch = model, 2 if both else 1, 16
-  if both:
+  cfg.model, cfg.grad_accum, cfg.data.batch = model, 2 if mixed else 1, 16
+  if mixed:
     cfg.data.scored, model.positions, model.embedding_dropout = SCORED, 32, 0.1
     model.mlp, model.norm, model.head_bias = "gelu", "layer", True
   return cfg
@@ -53,31 +56,32 @@ SCORED = 20
 
 
 class Machine:
-  """So many devices with a mesh, and the program of an update on them."""
+  """A mesh of devices and the train step compiled for it."""
 
   def __init__(self, name, devices, **mesh):
     self.trainer = make_trainer(config(name, **mesh), devices)
     self._update = self.trainer.lower_update().compile()
 
   def run(self, state, updates):
-    """The state after some updates, and the metrics of each."""
-    rows = []
+    """Return the state after some updates, and the metrics of each."""
+    history = []
     for _ in range(updates):
       cfg, shapes = self.trainer.cfg, self.trainer.batch_shapes()
       rate = learning_rate(cfg, state["step"].item())
       state, metrics = self._update(
         state, device_batches.to_devices(batch(cfg.data.scored), shapes), rate
       )
-      rows.append({name: x.item() for name, x in metrics.items()})
-    return state, rows
+      history.append({name: x.item() for name, x in metrics.items()})
+    return state, history
 
-  def place(self, state):
+  def put(self, state):
+    """Return the state sharded over the mesh."""
     shardings = jax.tree.map(lambda x: x.sharding, self.trainer.state_shapes())
     return jax.device_put(state, shardings)
 
 
 def difference(state, expected, start):
-  """Relative error of the weights' change and of the moments."""
+  """Relative error of the weight updates and of the optimizer moments."""
   flat = lambda tree: np.concatenate(
     [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
   )
@@ -90,9 +94,9 @@ def difference(state, expected, start):
   )
 
 
-def report(name, state, rows, expected, expected_rows, start):
-  """How far a run is from the one on one device."""
-  losses = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(rows, expected_rows)]
+def report(name, state, metrics, expected, expected_metrics, start):
+  """Print the relative errors of a run against the one on one device."""
+  losses = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(metrics, expected_metrics)]
   print(json.dumps(dict(name=name, loss=max(losses), update=difference(state, expected, start))))
 
 
@@ -103,28 +107,28 @@ def main(folder):
   for kind in ("plain", "mixed"):
     one[kind] = Machine(kind, devices[:1])
     start = jax.device_get(one[kind].trainer.lower_init().compile()(np.uint32(0)))
-    state, rows = one[kind].run(one[kind].place(start), 2)
-    expected[kind] = (jax.device_get(state), rows, start)
+    state, metrics = one[kind].run(one[kind].put(start), 2)
+    expected[kind] = (jax.device_get(state), metrics, start)
   for name, mesh in MESHES.items():
     kind = "mixed" if name == "mixed" else "plain"
     machine = eight[name] = Machine(name, devices, **mesh)
-    state, rows = machine.run(machine.place(expected[kind][2]), 2)
-    report(name, state, rows, *expected[kind])
+    state, metrics = machine.run(machine.put(expected[kind][2]), 2)
+    report(name, state, metrics, *expected[kind])
     if name == "fsdp":
       weights = jax.tree.leaves(state["weights"])
       per_device = sum(x.addressable_shards[0].data.nbytes for x in weights)
       print(json.dumps(dict(name="share", share=8 * per_device / sum(x.nbytes for x in weights))))
-  # One update on four devices, saved; the second on one, on four and on eight.
-  four = Machine("four", devices[:4], data=1, fsdp=4)
-  state, rows = four.run(four.place(expected["plain"][2]), 1)
-  checkpoints = Checkpoints(pathlib.Path(folder), four.trainer.cfg.checkpoint)
+  # One update with FSDP on eight devices, saved; the second on one device and on another mesh.
+  fsdp = eight["fsdp"]
+  state, metrics = fsdp.run(fsdp.put(expected["plain"][2]), 1)
+  checkpoints = Checkpoints(pathlib.Path(folder), fsdp.trainer.cfg.checkpoint)
   checkpoints.save(1, state, {})
   checkpoints.wait()
-  for count, machine in ((1, one["plain"]), (4, four), (8, eight["tensor"])):
+  for count, machine in ((1, one["plain"]), (8, eight["tensor"])):
     state, meta = checkpoints.restore(machine.trainer.state_shapes())
     assert meta["step"] == 1
     state, more = machine.run(state, 1)
-    report(f"restored on {count}", state, rows + more, *expected["plain"])
+    report(f"restored on {count}", state, metrics + more, *expected["plain"])
 
 
 if __name__ == "__main__":

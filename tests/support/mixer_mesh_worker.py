@@ -1,4 +1,7 @@
-"""Run by test_mesh.py of the mixers, on four simulated devices; prints one JSON line per mixer."""
+"""Compare sharded mixers with one device on 4 simulated devices; print one JSON line per mixer.
+
+Run as a subprocess by tests/mixers/test_mesh.py.
+"""
 
 import json
 import sys
@@ -24,7 +27,8 @@ def value_and_gradients(mixer, x):
   return jax.value_and_grad(lambda mixer, x: (mixer(x, IDS) ** 2).sum(), argnums=(0, 1))(mixer, x)
 
 
-def placed(mixer, mesh):
+def sharded(mixer, mesh):
+  """The mixer with its weights sharded over the mesh."""
   one = lambda w: w.replace(jax.device_put(w[...], named(mesh, *w.axes)))
   return jax.tree.map(one, mixer, is_leaf=lambda w: isinstance(w, nnx.Variable))
 
@@ -41,6 +45,6 @@ for name in sys.argv[1:]:
     mesh = make_mesh(sizes)
     with jax.set_mesh(mesh):
       tokens = jax.device_put(x, named(mesh, "batch", "length", None))
-      got = value_and_gradients(placed(mixer, mesh), tokens)
+      got = value_and_gradients(sharded(mixer, mesh), tokens)
     errors += jax.tree.leaves(jax.tree.map(difference, got, want))
   print(json.dumps(dict(name=name, error=max(errors))), flush=True)

@@ -1,4 +1,4 @@
-"""Every mixer at a tiny size; a new mixer adds a line here."""
+"""Tiny test cases of every mixer; a new mixer adds an entry to CASES."""
 
 import functools
 
@@ -9,7 +9,7 @@ from flax import nnx
 
 from deltanet_jax.mixers import build_mixer, mixer_config
 
-# Two whole chunks and a token.
+# Two full chunks and one token.
 B, L, D, CHUNK = 2, 9, 16, 4
 
 _SMALL = dict(heads=2, key_size=8, value_size=12, chunk=CHUNK)
@@ -28,7 +28,7 @@ CASES = {
   "attention": mixer_config("attention")(head_size=8),
   "window": mixer_config("attention")(head_size=4, window=3),
   "attention_without_positions": mixer_config("attention")(head_size=8, rope_base=None),
-  # With positions: without them the bias of keys changes nothing.
+  # With RoPE: without it the bias of keys has no effect.
   "attention_bias": mixer_config("attention")(head_size=8, bias=True),
   "window_grouped": mixer_config("attention")(head_size=4, kv_heads=2, window=2 * L),
   "retnet": mixer_config("retnet")(heads=2, chunk=CHUNK),
@@ -56,7 +56,7 @@ CASES = {
 _FILTER = dict(features=5, filter_width=4)
 CASES |= {
   "s4d": mixer_config("s4d")(state_size=6),
-  # A filter that ends within the row, and one that is longer.
+  # A filter shorter than the sequence, and a longer one.
   "hyena": mixer_config("hyena")(length=6, **_FILTER),
   "multihead_hyena": mixer_config("multihead_hyena")(length=32, head_size=4, **_FILTER),
 }
@@ -64,14 +64,14 @@ CASES |= {
 
 @functools.cache
 def make(name: str, dtype: str = "float64"):
-  """The mixer of a case, and an input."""
+  """Return the mixer of a case and an input."""
   return draw_mixer(CASES[name], dtype)
 
 
 def draw_mixer(cfg, dtype: str = "float64"):
-  """The mixer with weights large enough to matter, and an input."""
+  """Return a mixer with random weights, large enough to have an effect, and an input."""
   rng = np.random.default_rng(0)
   mixer = jax.eval_shape(lambda: build_mixer(cfg, D, rngs=nnx.Rngs(params=0)))
-  # SyntheticTask by NumPy: initialisers take seconds to compile.
+  # Weights from NumPy: initializers take seconds to compile.
   draw = lambda x: jnp.asarray((x.ndim == 1) + 0.3 * rng.standard_normal(x.shape), dtype)
   return jax.tree.map(draw, mixer), jnp.asarray(rng.standard_normal((B, L, D)), dtype)

@@ -39,7 +39,7 @@ def _mutated_class(kind, old, new):
   return getattr(module, mixer_class(kind).__name__)
 
 
-def _explicit_settings(cfg):
+def _explicit_fields(cfg):
   """Fields that differ from the defaults; the others keep the defaults, which may be mutated."""
   fields = ((field, getattr(cfg, field.name)) for field in dataclasses.fields(cfg))
   return {field.name: value for field, value in fields if value != field.default}
@@ -48,7 +48,7 @@ def _explicit_settings(cfg):
 def make_mutated(name, old, new):
   """Mixer and input of `make(name)`, with `old` replaced by `new` in the mixer's module."""
   mutated = _mutated_class(CASES[name].kind, old, new)
-  cfg = mutated.Config(**_explicit_settings(CASES[name]))
+  cfg = mutated.Config(**_explicit_fields(CASES[name]))
   mixer = jax.eval_shape(lambda: mutated(cfg, D, rngs=nnx.Rngs(params=0)))
   original, x = make(name)
   weights = jax.tree.leaves(original)

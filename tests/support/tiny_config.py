@@ -1,4 +1,4 @@
-"""The tests' tiny run as a configuration file for the command line."""
+"""The tiny training run of the tests, as a config file for `--config`."""
 
 from tests.support.training import tiny
 

@@ -1,6 +1,6 @@
-"""`python -m experiments.train` with one thing arranged, which the first word names.
+"""`python -m experiments.train` with a simulated fault, named by the first argument.
 
-stop_after=N stops, and saves, after exactly this update; fail_read has every read of arrays fail.
+stop_after=N stops and saves after exactly update N; fail_read makes every checkpoint read fail.
 """
 
 import errno
@@ -17,9 +17,9 @@ def fail(*_, **__):
 
 
 if __name__ == "__main__":
-  arranged = sys.argv.pop(1)
-  if arranged == "fail_read":
+  fault = sys.argv.pop(1)
+  if fault == "fail_read":
     ocp.Checkpointer.restore = fail
   else:
-    Stop.asked = lambda _, step: step == int(arranged.removeprefix("stop_after="))
+    Stop.asked = lambda _, step: step == int(fault.removeprefix("stop_after="))
   runpy.run_module("experiments.train", run_name="__main__", alter_sys=True)

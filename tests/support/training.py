@@ -1,4 +1,4 @@
-"""A tiny run that every test of the training system shares, here and in other processes."""
+"""A tiny training run shared by the tests, in this process and in subprocesses."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ silent = functools.partial(train, report=lambda _: None)
 
 
 def tiny(**changes) -> TrainConfig:
-  """Twelve updates of a model with two layers."""
+  """Return the configuration of 12 updates of a 2-layer model, with some fields changed."""
   cfg = TrainConfig(
     model=preset("deltanet-tiny", vocab=260, depth=2, width=32, mlp_multiple=32),
     data=DataConfig(length=32, batch=8),
@@ -36,22 +36,21 @@ def tiny(**changes) -> TrainConfig:
 
 
 def train_on(corpus, cfg, workdir, **options):
-  """Trains on a corpus with its own validation, without a word."""
+  """Train on a corpus with its validation split, without console output."""
   task = CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)
   evaluators = [Validation(task, cfg.eval_batches)]
   return silent(cfg, workdir, task, evaluators=evaluators, **options)
 
 
 def numbers(workdir) -> list[dict]:
-  """The metrics that must be the same in two runs; speeds are not."""
-  rows = [json.loads(row) for row in (workdir / "metrics.jsonl").read_text().splitlines()]
-  return [
-    {name: x for name, x in row.items() if name not in ("tokens_per_second", "mfu")} for row in rows
-  ]
+  """Return the metrics that must be equal in two runs: all except speeds."""
+  speeds = ("tokens_per_second", "mfu")
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [{k: v for k, v in json.loads(line).items() if k not in speeds} for line in lines]
 
 
 def damage(workdir, step, how):
-  """Hurts the largest file of a checkpoint."""
+  """Corrupt the largest file of a checkpoint."""
   files = [p for p in (workdir / f"checkpoints/{step}/weights").rglob("*") if p.is_file()]
   largest = max(files, key=lambda p: p.stat().st_size)
   match how:
@@ -66,7 +65,7 @@ def damage(workdir, step, how):
 
 
 def stop_at(monkeypatch, step, how):
-  """Calls `how` inside the loop after this update has been dispatched."""
+  """Call `how` inside the training loop after this update has been dispatched."""
   asked = Stop.asked
 
   def hooked(self, now):
@@ -78,7 +77,13 @@ def stop_at(monkeypatch, step, how):
 
 
 def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
-  """A Python process with so many simulated devices, started `by` a command."""
+  """Start a Python subprocess with simulated devices.
+
+  Args:
+    words: arguments of the Python interpreter.
+    cache: directory of a persistent compilation cache.
+    by: command that runs the interpreter, such as ("timeout", "60").
+  """
   env = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
@@ -96,20 +101,22 @@ def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
   )
 
 
-def finish(process, code=0) -> str:
+def wait_for_exit(process, code=0) -> str:
+  """Wait for a subprocess, check its exit code and return its output."""
   output, _ = process.communicate(timeout=500)
   assert process.returncode == code, output
   return output
 
 
 def train_words(corpus, workdir, *more) -> list[str]:
-  """The command line of the tiny run."""
+  """Return the command line of the tiny run."""
   config = "--config=tests/support/tiny_config.py"
   words = ["-m", "experiments.train", config, f"--workdir={workdir}", *more]
   return [*words, f"--config.data.corpus={corpus.train.folder}"]
 
 
 def free_address() -> str:
+  """Return a `--coordinator` flag with a free port."""
   with socket.socket() as s:
     s.bind(("localhost", 0))
     return f"--coordinator=localhost:{s.getsockname()[1]}"

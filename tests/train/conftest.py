@@ -1,4 +1,4 @@
-"""Settings and a corpus that every test of the training system shares."""
+"""JAX settings and a corpus for all tests of training."""
 
 import jax
 import pytest
@@ -9,11 +9,11 @@ from deltanet_jax.data.corpus.prepare import prepare
 
 @pytest.fixture(scope="module", autouse=True)
 def as_users_run(tmp_path_factory):
-  """No 64 bits and no strict types, which optax does not know; programs are compiled once."""
+  """Default JAX settings, which optax needs, and a compilation cache for all tests."""
   changes = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
-    "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "programs"),
+    "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
   }
   before = {name: getattr(jax.config, name) for name in changes}

@@ -1,10 +1,10 @@
-"""Looking again at a finished demo changes nothing that its training told."""
+"""Rerunning a completed demo does not change its summary."""
 
 import json
 
 import pytest
 
-from tests.support.training import finish, launch
+from tests.support.training import launch, wait_for_exit
 
 CODE = """
 import runpy, sys
@@ -19,8 +19,8 @@ runpy.run_module("experiments.demo", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.slow
-def test_the_summary_is_of_the_run_that_trained(tmp_path):
-  start = lambda: finish(launch(["-c", CODE, f"--out={tmp_path}"], cache=tmp_path / "cache"))
+def test_rerunning_the_demo_keeps_its_summary(tmp_path):
+  start = lambda: wait_for_exit(launch(["-c", CODE, f"--out={tmp_path}"], cache=tmp_path / "cache"))
   start()
   summary = (tmp_path / "summary.json").read_bytes()
   assert json.loads(summary)["models"]["deltanet"]["seconds"] > 0

@@ -1,4 +1,4 @@
-"""A model outside its run: its validation comes out again, and other texts can be read."""
+"""The evaluate command: reproduces the validation of a run, and evaluates on other texts."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from deltanet_jax.interop import save_fla
 from deltanet_jax.train import load_trained, save_weights
 from experiments.lib import evaluation
 from tests.data.test_tokenizer import FILES, hugging_face
-from tests.support.training import finish, launch, numbers, tiny, train_on
+from tests.support.training import launch, numbers, tiny, train_on, wait_for_exit
 
 ARGUMENTS = dict(length=None, batch=None)
 
@@ -25,18 +25,18 @@ def run(corpus, tmp_path_factory):
   return workdir
 
 
-def measured(subject, split, batches=None, **rows):
-  cfg = evaluation.configure(subject, **ARGUMENTS | rows)
+def measured(subject, split, batches=None, **sizes):
+  cfg = evaluation.configure(subject, **ARGUMENTS | sizes)
   return evaluation.measure(subject, cfg, split, batches)
 
 
 def last(workdir):
-  """What the run said itself."""
+  """Return the last validation that the run logged."""
   row = [row for row in numbers(workdir) if "validation_loss" in row][-1]
   return {name.removeprefix("validation_"): x for name, x in row.items() if name != "step"}
 
 
-def test_the_last_validation_comes_out_again_exactly(run, corpus, tmp_path):
+def test_the_last_validation_is_reproduced_exactly(run, corpus, tmp_path):
   subject = evaluation.open_run(run, None, None)
   found = measured(subject, evaluation.own_corpus(subject).validation)
   assert found.pop("perplexity") == math.exp(found["loss"])
@@ -51,14 +51,14 @@ def test_the_last_validation_comes_out_again_exactly(run, corpus, tmp_path):
     evaluation.own_corpus(exported)
 
 
-def test_a_part_and_rows_of_another_length(run, corpus):
+def test_a_part_of_the_text_and_another_length(run, corpus):
   subject = evaluation.open_run(run, 8, None)
-  whole = measured(subject, corpus.validation)
+  full = measured(subject, corpus.validation)
   part = measured(subject, corpus.validation, batches=1)
-  assert "bits_per_byte" not in part and part["loss"] != whole["loss"]
-  # Documents are shorter than rows of either length, so hardly anything changes.
+  assert "bits_per_byte" not in part and part["loss"] != full["loss"]
+  # Documents are shorter than either length, so the loss hardly changes.
   longer = measured(subject, corpus.validation, length=48, batch=2)
-  assert longer["loss"] == pytest.approx(whole["loss"], rel=0.05)
+  assert longer["loss"] == pytest.approx(full["loss"], rel=0.05)
 
 
 def test_a_public_checkpoint_on_a_corpus_and_on_text(run, corpus, tmp_path):
@@ -69,7 +69,7 @@ def test_a_public_checkpoint_on_a_corpus_and_on_text(run, corpus, tmp_path):
   assert found["bits_per_byte"] == pytest.approx(last(run)["bits_per_byte"], rel=1e-4)
   (tmp_path / "in.txt").write_text("3 and 4 make 7. ")
   with (
-    pytest.raises(ValueError, match="nothing says how this model's tokens are made"),
+    pytest.raises(ValueError, match="the tokenizer of this model is unknown"),
     evaluation.prepared(subject, tmp_path / "in.txt", "text"),
   ):
     pass
@@ -81,7 +81,7 @@ def test_a_public_checkpoint_on_a_corpus_and_on_text(run, corpus, tmp_path):
       measured(named, text.validation, length=32, batch=8)
 
 
-def test_texts_of_other_tokens_are_refused(run, corpus, tmp_path):
+def test_a_text_of_another_tokenizer_raises(run, corpus, tmp_path):
   (tmp_path / "in.txt").write_text("Hello world\n\n" * 50)
   tokenizer = load_tokenizer(hugging_face(tmp_path))
   prepare(tmp_path / "in.txt", tmp_path / "out", tokenizer, validation=0.2)
@@ -97,9 +97,9 @@ def test_texts_of_other_tokens_are_refused(run, corpus, tmp_path):
     )
 
 
-def test_the_command(run, tmp_path):
+def test_evaluate_command(run, tmp_path):
   words = ["-m", "experiments.evaluate", f"--workdir={run}", f"--out={tmp_path}/out"]
-  output = finish(launch(words))
+  output = wait_for_exit(launch(words))
   (row,) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
   own = last(run)
   assert {name: row["metrics"][name] for name in own} == own
@@ -111,19 +111,21 @@ slow = [pytest.param(x, marks=pytest.mark.slow) for x in ("generate", "export")]
 
 
 @pytest.mark.parametrize("command", ["evaluate", *slow])
-def test_a_step_that_is_not_there(run, tmp_path, command):
+def test_a_missing_step_raises(run, tmp_path, command):
   more = {"evaluate": [], "generate": ["--text=3"], "export": [f"--output={tmp_path}/out"]}
   words = ["-m", f"experiments.{command}", f"--workdir={run}", "--step=3", *more[command]]
-  said = finish(launch(words), 1).splitlines()[-1]
-  assert said == f"{command}: {run} has no checkpoint of step 3, only of [8, 12]."
+  message = wait_for_exit(launch(words), 1).splitlines()[-1]
+  assert message == f"{command}: {run} has no checkpoint of step 3, only of [8, 12]."
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
-def test_a_tokenizer_of_ones_own_through_every_command(kind, tmp_path):
+def test_a_custom_tokenizer_in_every_command(kind, tmp_path):
   text, cache = tmp_path / "in.txt", tmp_path / "cache"
   text.write_text("".join(f"{i} words and {i + 1} make {2 * i + 1}.\n\n" for i in range(400)))
-  command = lambda name, *words: finish(launch(["-m", f"experiments.{name}", *words], cache=cache))
+  command = lambda name, *words: wait_for_exit(
+    launch(["-m", f"experiments.{name}", *words], cache=cache)
+  )
   path, corpus, run = FILES[kind](tmp_path), tmp_path / "corpus", tmp_path / "run"
   words = (f"--input={text}", f"--output={corpus}", f"--tokenizer={path}", "--validation=0.1")
   command("prepare_data", *words)
@@ -138,7 +140,7 @@ def test_a_tokenizer_of_ones_own_through_every_command(kind, tmp_path):
   command("evaluate", f"--workdir={run}", f"--corpus={tmp_path}/moved", "--split=train", out)
   command("export", f"--workdir={run}", f"--output={tmp_path}/weights")
   command("evaluate", f"--workdir={tmp_path}/weights", "--input=shipped", "--batches=1", out)
-  # The public format keeps it as well.
+  # The public format stores the tokenizer as well.
   public = f"{tmp_path}/public"
   command("export", f"--workdir={run}", f"--output={public}", "--format=safetensors")
   assert command("generate", f"--checkpoint={public}", "--text=7 words").startswith("7 words")

@@ -1,4 +1,4 @@
-"""A run begins with weights that another left, and goes on from its own."""
+"""`InitFrom`: a new run starts from given weights and resumes from its own checkpoints."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import InitFrom, PreemptionError, check_start, load_trained, save_weights
 from deltanet_jax.train.preemption import Stop
 from tests.support.training import (
-  finish,
   free_address,
   launch,
   numbers,
   tiny,
   train_on,
   train_words,
+  wait_for_exit,
 )
 
 
@@ -34,11 +34,11 @@ def folders(corpus, tmp_path_factory):
   return {kind: folder / kind for kind in ("run", "export", "public")}
 
 
-def note(workdir):
+def initial_of(workdir):
   return json.loads((workdir / "config.json").read_text())["initial"]
 
 
-def test_the_same_weights_whoever_holds_them(folders):
+def test_run_export_and_public_checkpoint_have_the_same_weights(folders):
   expected = weights_of(load_trained(folders["run"]).model)
   hashes = set()
   for kind, folder in folders.items():
@@ -51,7 +51,7 @@ def test_the_same_weights_whoever_holds_them(folders):
   assert len(hashes) == 1 and len(hashes.pop()) == 64
 
 
-def test_begins_with_them_and_goes_on_from_its_own(corpus, folders, tmp_path, monkeypatch):
+def test_starts_from_given_weights_and_resumes_from_its_own(corpus, folders, tmp_path, monkeypatch):
   source = shutil.copytree(folders["public"], tmp_path / "source")
   cfg = tiny()
   cfg.checkpoint.every = 1
@@ -62,20 +62,22 @@ def test_begins_with_them_and_goes_on_from_its_own(corpus, folders, tmp_path, mo
     start("run")
   weights = [weights_of(load_trained(x).model) for x in (tmp_path / "run", folders["run"])]
   jax.tree.map(np.testing.assert_array_equal, *weights)
-  begun = note(tmp_path / "run")
-  assert begun["kind"] == "public" and begun["path"] == str(source)
-  start("whole")
+  origin = initial_of(tmp_path / "run")
+  assert origin["kind"] == "public" and origin["path"] == str(source)
+  start("uninterrupted")
   source.rename(tmp_path / "away")
   with pytest.raises(ValueError, match=r"was started with the weights of .*source, not with .*exp"):
     train_on(corpus, cfg, tmp_path / "run", initial=InitFrom(folders["export"]))
-  start("run")  # the same command, and nothing is read
-  assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
-  # Whoever takes the weights on takes that with them.
+  start("run")  # resumes without loading the initial weights
+  assert numbers(tmp_path / "run") == numbers(tmp_path / "uninterrupted")
+  # An export stores the origin of the initial weights.
   save_weights(load_trained(tmp_path / "run"), tmp_path / "weights")
-  assert load_trained(tmp_path / "weights").history["initial"] == begun
-  # Without a checkpoint they are needed again, and must be the same.
+  assert load_trained(tmp_path / "weights").history["initial"] == origin
+  # Without a checkpoint the initial weights are needed again, unchanged.
   shutil.rmtree(tmp_path / "run/checkpoints")
-  with pytest.raises(ValueError, match=r"no checkpoint yet, and begins with .*source: name them"):
+  with pytest.raises(
+    ValueError, match=r"no checkpoint yet, and was started with .*source: name them"
+  ):
     train_on(corpus, cfg, tmp_path / "run")
   save_fla(load_trained(folders["run"], 8).model, source)
   with pytest.raises(ValueError, match=r"source no longer holds the weights that .* was started"):
@@ -92,7 +94,7 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize(
-  "cfg, said",
+  "cfg, difference",
   [
     (changed(vocab=300), r"model\.vocab = 260, the configuration has 300"),
     (changed(logit_cap=30.0), r"model\.logit_cap = None, the configuration has 30\.0"),
@@ -109,23 +111,23 @@ def changed(**changes):
     ),
   ],
 )
-def test_another_model_is_refused_by_its_field(folders, tmp_path, cfg, said):
+def test_weights_of_another_model_raise(folders, tmp_path, cfg, difference):
   for kind in ("run", "public"):
-    with pytest.raises(ValueError, match=f"{kind} holds a model with {said}: give the run"):
+    with pytest.raises(ValueError, match=f"{kind} holds a model with {difference}: use the model"):
       check_start(cfg, tmp_path / "new", initial=InitFrom(folders[kind]))
   assert not (tmp_path / "new").exists()
 
 
-def test_how_it_is_computed_may_change(folders, tmp_path):
+def test_computation_settings_may_differ(folders, tmp_path):
   cfg = changed(remat="full", scan=False, dtype="bfloat16", chunk=8, init_std=1.0)
   check_start(cfg, tmp_path / "new", initial=InitFrom(folders["run"]))
 
 
-def test_steps(folders, tmp_path):
+def test_step_of_the_initial_checkpoint(folders, tmp_path):
   assert InitFrom(folders["run"], 8).origin()["step"] == 8
   with pytest.raises(ValueError, match=r"has no checkpoint of step 3, only of \[8, 12\]"):
     check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["run"], 3))
-  with pytest.raises(ValueError, match="is no run: it has no steps to choose from"):
+  with pytest.raises(ValueError, match="is not a run: it has no checkpoints by step"):
     check_start(tiny(), tmp_path / "new", initial=InitFrom(folders["public"], 3))
 
 
@@ -137,7 +139,7 @@ def losses(workdir):
 def test_the_command_on_two_devices(corpus, folders, tmp_path):
   train_on(corpus, tiny(), tmp_path / "one", initial=InitFrom(folders["public"]))
   words = (f"--init_from={folders['public']}", "--config.mesh.data=1", "--config.mesh.fsdp=2")
-  output = finish(launch(train_words(corpus, tmp_path / "two", *words), devices=2))
+  output = wait_for_exit(launch(train_words(corpus, tmp_path / "two", *words), devices=2))
   assert f"starting from the public weights of {folders['public']}" in output
   assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
@@ -148,5 +150,5 @@ def test_the_command_in_two_processes(corpus, folders, tmp_path):
   more = [free_address(), "--processes=2", "--config.mesh.data=1", "--config.mesh.fsdp=2"]
   words = train_words(corpus, tmp_path / "two", *more, f"--init_from={folders['run']}")
   for process in [launch([*words, f"--rank={rank}"]) for rank in range(2)]:
-    finish(process)
+    wait_for_exit(process)
   assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

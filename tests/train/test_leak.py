@@ -1,4 +1,4 @@
-"""Two thousand updates need no more memory than two hundred."""
+"""Host memory does not grow over two thousand updates."""
 
 import concurrent.futures
 import ctypes
@@ -15,11 +15,11 @@ from tests.support.training import tiny, train_on
 
 
 def resident_megabytes(corpus, workdir) -> dict[int, float]:
-  """Step -> memory of this process, over a run of two thousand updates."""
+  """Return resident memory by step, over a run of two thousand updates."""
   resident, write = {}, metrics.Log.write
 
   def measured(self, step, values):
-    # The allocator keeps some free pages, a few megabytes more or less: no leak.
+    # Free pages that the allocator retains are not a leak.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
@@ -35,7 +35,7 @@ def resident_megabytes(corpus, workdir) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_memory_is_flat(corpus, tmp_path):
-  # In a process of its own: what other tests left behind comes and goes.
+  # In a separate process: memory of other tests is freed at arbitrary times.
   spawn = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
     resident = pool.submit(resident_megabytes, corpus, tmp_path / "run").result()
@@ -43,7 +43,7 @@ def test_memory_is_flat(corpus, tmp_path):
   speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
   early, late = (np.median(part) for part in np.array_split(speeds, 2))
   print(f"MB at steps {resident}; tokens/s, first and second half: {early:.0f} {late:.0f}")
-  # Between checkpoints it is constant to 0.1 MB; one of those, or an evaluation, moves it by up to
-  # 10 MB either way. So medians, and room for that: 15 kB more per update would be found.
+  # Between checkpoints it is constant to 0.1 MB; a checkpoint or an evaluation changes it by up to
+  # 10 MB. Medians and this tolerance detect a leak of 15 kB per update.
   at = lambda low, high: np.median([mb for step, mb in resident.items() if low <= step <= high])
   assert at(1600, 2000) - at(500, 900) < 16

@@ -1,4 +1,4 @@
-"""A trained model outside its run."""
+"""Loading and exporting trained models."""
 
 import json
 
@@ -34,24 +34,24 @@ def test_export_and_load(run, tmp_path):
   np.testing.assert_array_equal(again.model(tokens), expected)
   public = load_fla(tmp_path / "fla")
   jax.tree.map(np.testing.assert_array_equal, weights_of(public), weights_of(trained.model))
-  # The format has no chunk, so sums are taken in another order.
+  # The format does not store the chunk size, so the summation order differs.
   np.testing.assert_allclose(public(tokens), expected, rtol=1e-4, atol=1e-5)
   with pytest.raises(ValueError, match="is not empty"):
     save_weights(trained, tmp_path / "weights")
 
 
-def test_no_run(tmp_path):
+def test_a_folder_without_a_run_raises(tmp_path):
   with pytest.raises(ValueError, match="is not the workdir of a run"):
     load_trained(tmp_path)
 
 
-def test_config_survives_json():
+def test_config_json_round_trip():
   assert from_json(to_json(tiny()), mixer_config) == tiny()
   with pytest.raises(ValueError, match="unknown or missing fields"):
     from_json(to_json(tiny()) | {"colour": "blue"}, mixer_config)
 
 
-def test_a_run_of_an_older_version_is_one_sentence(run, tmp_path):
+def test_an_old_config_format_raises(run, tmp_path):
   values = json.loads((run / "config.json").read_text())
   del values["version"]
   (tmp_path / "config.json").write_text(json.dumps(values))

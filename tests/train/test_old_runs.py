@@ -11,8 +11,18 @@ import tarfile
 
 import pytest
 
+from deltanet_jax import sharding
+from deltanet_jax.config import MeshConfig
 from deltanet_jax.data import MQAR, StateTracking
-from deltanet_jax.eval import Accuracy, AccuracyByLength, LossByPosition, Validation, evaluate
+from deltanet_jax.eval import (
+  Accuracy,
+  AccuracyByLength,
+  Evaluation,
+  LossByPosition,
+  Validation,
+  evaluate,
+)
+from deltanet_jax.models.abstract import abstract_model, weights_of
 from deltanet_jax.train import load_trained
 from tests.support.training import numbers, silent
 
@@ -54,3 +64,30 @@ def test_evaluation_at_three_lengths(workdir, batch):
   cfg = dataclasses.replace(trained.config, data=data)
   got = evaluate(trained.model, cfg, evaluators)
   assert got == pytest.approx(EXPECTED["evaluation"][str(batch)], rel=1e-6)
+
+
+def test_one_evaluation_object_for_all_lengths_and_batch_sizes(workdir):
+  trained = load_trained(workdir, 6)
+  weights = weights_of(trained.model)
+  base = Evaluation(
+    abstract_model(trained.config.model),
+    sharding.make_mesh(MeshConfig().sizes()),
+    batch=4,
+    length=32,
+    max_targets=4,
+    loss_chunk=trained.config.loss_chunk,
+  )
+  for batch in (4, 8):
+    expected = EXPECTED["evaluation"][str(batch)]
+    for length in (16, 32, 48):
+      at = base.at(length=length, batch=batch)
+      assert base.at(length=16).at(length=length, batch=batch) is at
+      assert at.max_targets == (4 if length == 32 else None)
+      task = MQAR(64, length, 2, batch=batch, seed=1, **SIZES)
+      totals = at.totals(weights, task.validation(0, 1))
+      loss = totals["loss"] / totals["targets"]
+      assert loss == pytest.approx(expected[f"loss_{length}"], rel=1e-5)
+      (logprobs, mask), *_ = [
+        (at.target_logprobs(weights, x), x["mask"]) for x in task.validation(0, 1)
+      ]
+      assert logprobs.shape == (batch, length) and (logprobs[mask] < 0).all()

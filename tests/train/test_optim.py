@@ -1,4 +1,4 @@
-"""The learning rate at the tokens that the paper names."""
+"""The learning rate schedule of the paper."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from experiments.configs import lm
 
 
 @pytest.mark.parametrize("size,warmup,total", [("340m", 0.5e9, 15e9), ("1.3b", 1e9, 100e9)])
-def test_schedule_of_the_paper(size, warmup, total):
+def test_schedule(size, warmup, total):
   cfg = lm.get_config(f"deltanet-{size}")
   per_step = cfg.data.batch * cfg.data.length
   assert per_step == {"340m": 2**19, "1.3b": 2**21}[size]

@@ -1,4 +1,4 @@
-"""What recipes of benchmarks need: few scored targets, dropout, decay of all, an early end."""
+"""Features of benchmark recipes: scored targets, dropout, weight decay of all, early stopping."""
 
 import dataclasses
 import json
@@ -22,10 +22,10 @@ from tests.support.models import random_model
 from tests.support.training import numbers, silent, tiny
 
 
-def rows(scored=5):
+def random_batch(scored=5):
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, 257, (8, 33)).astype(np.int32)
-  # Rows have 0 to `scored` targets that count, at any places.
+  # Sequences have 0 to `scored` scored targets, at random positions.
   order = rng.permuted(np.tile(np.arange(32), (8, 1)), axis=1)
   mask = order < np.minimum(np.arange(8), scored)[:, None]
   ids = np.ones((8, 32), np.int32)
@@ -33,22 +33,20 @@ def rows(scored=5):
 
 
 def gradients(cfg, steps=(0,)):
-  """Loss and gradients of one batch at these steps, and its score."""
+  """Return loss and gradients of one batch at these steps, and its evaluation totals."""
   trainer, weights = make_trainer(cfg), weights_of(random_model(cfg.model))
 
   @jax.jit
   def run(batch, steps):
-    drops = cfg.model.embedding_dropout > 0
-    more = lambda step: dict(dropout=trainer._dropout_keys(step)) if drops else {}
-    one = lambda step: trainer._gradient(weights, batch | more(step))
-    return lax.map(one, steps), trainer.score(weights, batch)
+    return lax.map(lambda step: trainer.loss_and_gradient(weights, batch, step), steps)
 
-  batch = device_batches.to_devices(rows(), trainer.batch_shapes(), cfg.data.scored)
-  return jax.device_get(run(batch, jnp.asarray(steps)))
+  batch = device_batches.to_devices(random_batch(), trainer.batch_shapes(), cfg.data.scored)
+  totals = trainer.evaluation.totals(weights, [random_batch()])
+  return jax.device_get(run(batch, jnp.asarray(steps))), totals
 
 
 def small(**changes):
-  """A model that takes little time to compile."""
+  """Return the config of a model that compiles quickly."""
   cfg = tiny()
   size = dict(vocab=260, width=32, depth=1, mlp_ratio=0.0)
   cfg.model = preset("transformer-tiny", **size | changes)
@@ -56,7 +54,7 @@ def small(**changes):
 
 
 @pytest.mark.parametrize("scored", [5, 20])  # less than a chunk of the loss, and two of them
-def test_logits_of_targets_that_count_alone_give_the_same_loss_and_gradients(scored):
+def test_logits_only_at_scored_targets_give_the_same_loss_and_gradients(scored):
   cfg = small()
   cfg.loss_chunk = 8
   (want, grads), score = gradients(cfg)
@@ -70,40 +68,40 @@ def test_logits_of_targets_that_count_alone_give_the_same_loss_and_gradients(sco
   }
 
 
-def test_more_targets_than_declared_are_refused():
+def test_more_scored_targets_than_declared_raise():
   cfg = small()
   cfg.data.scored = 4
   with pytest.raises(ValueError, match=r"a sequence has 5 scored targets, but data\.scored is 4"):
     gradients(cfg)
 
 
-def test_dropout_is_of_seed_and_step_alone():
+def test_dropout_depends_only_on_seed_and_step():
   cfg = small(embedding_dropout=0.5)
   (loss, grads), score = gradients(cfg, (0, 1, 0))
   assert loss[0] == loss[2] and abs(loss[0] - loss[1]) > 1e-4
   (again, same), _ = gradients(dataclasses.replace(cfg, grad_accum=2), (0, 1, 0))
   np.testing.assert_allclose(again, loss, rtol=1e-6)
   np.testing.assert_allclose(same["embedding"], grads["embedding"], atol=1e-6)
-  # Evaluation drops nothing.
+  # Evaluation has no dropout.
   cfg.model.embedding_dropout = 0.0
-  _, whole = gradients(cfg)
-  np.testing.assert_allclose(score["loss"], whole["loss"], rtol=1e-6)
+  _, expected = gradients(cfg)
+  np.testing.assert_allclose(score["loss"], expected["loss"], rtol=1e-6)
 
 
-def test_half_is_dropped_and_the_rest_doubled(monkeypatch):
+def test_dropout_zeroes_half_and_scales_the_rest(monkeypatch):
   cfg, seen = small(embedding_dropout=0.5), []
   look = lambda _, x, *others: (seen.append(x), (x, None))[1]
   monkeypatch.setattr(Stack, "__call__", look)
-  model, tokens = random_model(cfg.model), jnp.asarray(rows()["tokens"])
-  for keys in (None, make_trainer(cfg)._dropout_keys(0)):
+  model, tokens = random_model(cfg.model), jnp.asarray(random_batch()["tokens"])
+  for keys in (None, make_trainer(cfg).dropout_keys(0)):
     model.features(tokens, dropout=keys)
-  whole, dropped = map(np.asarray, seen)
+  full, dropped = map(np.asarray, seen)
   kept = dropped != 0
   assert 0.45 < kept.mean() < 0.55 and not (kept[0] == kept[1]).all()
-  np.testing.assert_allclose(dropped[kept], 2 * whole[kept])
+  np.testing.assert_allclose(dropped[kept], 2 * full[kept])
 
 
-def test_decay_of_all_weights_without_clipping():
+def test_weight_decay_of_all_weights_without_clipping():
   cfg = small()
   opt = cfg.optimizer
   opt.weight_decay, opt.decay_all, opt.clip = 0.1, True, None
@@ -115,7 +113,7 @@ def test_decay_of_all_weights_without_clipping():
     np.testing.assert_allclose(d, 1 + 0.1 * 2.0, rtol=1e-6, err_msg=name)
 
 
-def test_a_rate_that_changes_by_epochs_and_one_that_does_not():
+def test_stepwise_and_constant_learning_rate():
   cfg = tiny()
   opt = cfg.optimizer
   opt.warmup_tokens, opt.final_learning_rate, opt.rate_every = 0, 0.0, 4
@@ -128,29 +126,29 @@ def test_a_rate_that_changes_by_epochs_and_one_that_does_not():
 
 @pytest.fixture
 def stopped(monkeypatch):
-  """The loop is told to stop after update 4, once."""
-  asked, told = loop.Stop.asked, iter([True])
+  """Stop the run after update 4, once."""
+  asked, signals = loop.Stop.asked, iter([True])
   monkeypatch.setattr(
-    loop.Stop, "asked", lambda self, step: (step == 4 and next(told, False)) or asked(self, step)
+    loop.Stop, "asked", lambda self, step: (step == 4 and next(signals, False)) or asked(self, step)
   )
 
 
-def test_a_run_ends_when_a_number_is_reached(tmp_path, stopped):
+def test_early_stopping(tmp_path, stopped):
   cfg = small()
   cfg.eval_every, cfg.stop_metric = 2, "steps"
   task = StateTracking("parity", length=32, batch=8, validation_batches=1)
-  count = lambda evaluated: [("steps", float(evaluated.step))]
+  count = lambda context: [("steps", float(context.step))]
 
   def run(above, name="run", **changes):
     now = dataclasses.replace(cfg, stop_above=above, **changes)
     return silent(now, tmp_path / name, task, evaluators=[Validation(task), count])
 
-  # Told to stop where it is evaluated, that is done when it goes on.
+  # Preempted at a step that is due for evaluation, it evaluates when it resumes.
   with pytest.raises(PreemptionError, match="after step 4"):
     run(5.0)
   results = run(5.0)
   assert results["steps"] == 6
-  # Started again it is finished.
+  # Another start changes nothing.
   assert run(5.0) == results
   steps = [row["step"] for row in numbers(tmp_path / "run")]
   assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6]

@@ -1,4 +1,6 @@
-"""Minutes of readers, SIGTERM, SIGKILL, an I/O error and a flipped bit end as one quiet run.
+"""Soak test: readers, SIGTERM, SIGKILL, an I/O error and a flipped bit, for minutes.
+
+The run ends bitwise identical to an uninterrupted one.
 
 SOAK_MINUTES=5 XLA_FLAGS= python -m pytest tests/train/test_soak.py -n 0 -s
 """
@@ -18,23 +20,23 @@ from deltanet_jax.train import load_trained, saved_steps
 from deltanet_jax.train.checkpoint import Checkpoints
 from deltanet_jax.train.step import make_trainer
 from experiments.lib.exit_codes import PREEMPTED
-from tests.support.training import damage, finish, launch, numbers, tiny, train_words
+from tests.support.training import damage, launch, numbers, tiny, train_words, wait_for_exit
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
 OFTEN = ["--config.tokens=256000000", "--config.checkpoint.every=3", "--config.eval_every=1000000"]
 
 
 class Readers:
-  """Threads that load the newest model again and again."""
+  """Threads that load the newest checkpoint repeatedly."""
 
   def __init__(self, workdir, count):
-    self.steps, self.errors, self._going = [], [], True
+    self.steps, self.errors, self._running = [], [], True
     self._threads = [threading.Thread(target=self._read, args=(workdir,)) for _ in range(count)]
     for thread in self._threads:
       thread.start()
 
   def _read(self, workdir):
-    while self._going:
+    while self._running:
       time.sleep(0.1)
       if saved_steps(workdir):
         try:
@@ -43,7 +45,7 @@ class Readers:
           self.errors.append(e)
 
   def stop(self):
-    self._going = False
+    self._running = False
     for thread in self._threads:
       thread.join()
 
@@ -64,7 +66,7 @@ def test_soak(corpus, tmp_path):
   while time.time() < end or len(faults) < 2:
     if not faults and len(saved_steps(workdir)) > 1:
       before = saved_steps(workdir)
-      output = finish(arranged("fail_read", workdir), 1)
+      output = wait_for_exit(arranged("fail_read", workdir), 1)
       assert "Input/output error" in output and "Traceback" not in output, output
       assert saved_steps(workdir) == before and not (workdir / "damaged").exists()
       faults.append("I/O error")
@@ -72,22 +74,22 @@ def test_soak(corpus, tmp_path):
     kind = rng.choice([signal.SIGTERM, signal.SIGKILL])
     time.sleep(1 + 20 * rng.random())
     process.send_signal(kind)
-    outputs.append(finish(process, PREEMPTED if kind == signal.SIGTERM else -kind))
+    outputs.append(wait_for_exit(process, PREEMPTED if kind == signal.SIGTERM else -kind))
     assert "Traceback" not in outputs[-1], outputs[-1]
     codes[process.returncode] += 1
     half = time.time() > end - 30 * MINUTES
     if len(faults) == 1 and half and len(saved_steps(workdir)) > 1:
       damage(workdir, saved_steps(workdir)[-1], "flipped")
       faults.append("flipped bit")
-  # Once more, to a step that both runs can be compared at.
+  # Up to a step at which both runs can be compared.
   step = saved_steps(workdir)[-1] + 20
-  outputs.append(finish(arranged(f"stop_after={step}", workdir), PREEMPTED))
+  outputs.append(wait_for_exit(arranged(f"stop_after={step}", workdir), PREEMPTED))
   readers.stop()
   assert not readers.errors, readers.errors[:3]
   assert sum("is damaged (the checksum" in output for output in outputs) == 1
-  finish(arranged(f"stop_after={step}", tmp_path / "quiet"), PREEMPTED)
-  print(f"{dict(codes)} ends, {len(readers.steps)} reads, {step} updates, {faults}")
-  assert numbers(workdir) == numbers(tmp_path / "quiet")
-  (state, meta), (expected, expected_meta) = map(final_state, (workdir, tmp_path / "quiet"))
+  wait_for_exit(arranged(f"stop_after={step}", tmp_path / "uninterrupted"), PREEMPTED)
+  print(f"exit codes {dict(codes)}, {len(readers.steps)} reads, {step} updates, {faults}")
+  assert numbers(workdir) == numbers(tmp_path / "uninterrupted")
+  (state, meta), (expected, expected_meta) = map(final_state, (workdir, tmp_path / "uninterrupted"))
   assert meta == expected_meta and meta["step"] == step
   jax.tree.map(np.testing.assert_array_equal, state, expected)

@@ -1,4 +1,4 @@
-"""The runs of state tracking: one that learns, accuracy by length, and their names."""
+"""State-tracking runs: parity is learned, accuracy by length, run names."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.support.training import silent
 
 
 class WrongBeforeTheLast(ValidationSource):
-  """Parity with every target but the last of a row turned round."""
+  """Parity with every target flipped except the last of a sequence."""
 
   def __init__(self, length):
     self._task = StateTracking("parity", length=length, batch=64, validation_batches=1)
@@ -29,11 +29,11 @@ def test_negative_eigenvalues_learn_parity_at_four_times_the_length(tmp_path):
   tests = {32: StateTracking("parity", length=32, batch=64), 4: WrongBeforeTheLast(4)}
   results = silent(cfg, tmp_path, task, evaluators=[AccuracyByLength(tests)])
   assert results["accuracy_last_32"] > 0.99 and results["accuracy_all_32"] > 0.99
-  # Which position is which.
+  # Only the last position is correct.
   assert results["accuracy_last_4"] == 1.0 and results["accuracy_all_4"] == 0.25
 
 
-def test_names_are_of_runs():
+def test_run_names():
   assert len(state_tracking.RUNS) == 10
   with pytest.raises(ValueError, match=r"the run is 's3-delta'.*expected one of"):
     state_tracking.get_config("s3-delta")

@@ -1,4 +1,4 @@
-"""One update against what it should be, computed plainly."""
+"""One update against a direct computation of loss, gradient and AdamW."""
 
 import dataclasses
 
@@ -14,11 +14,11 @@ from deltanet_jax.train.step import make_trainer
 from tests.support.training import tiny
 
 
-def rows():
+def random_batch():
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, 257, (8, 33)).astype(np.int32)
   ids = np.cumsum(rng.random((8, 32)) < 0.1, axis=1).astype(np.int32) + 1
-  # Parts of a batch hold different numbers of targets.
+  # Micro-batches have different numbers of targets.
   mask = rng.random((8, 32)) < np.linspace(0.2, 1, 8)[:, None]
   return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
 
@@ -27,7 +27,7 @@ def update_once(cfg, state=None):
   trainer = make_trainer(cfg)
   state = trainer.lower_init().compile()(np.uint32(cfg.seed)) if state is None else state
   before = jax.device_get(state)
-  batch = device_batches.to_devices(rows(), trainer.batch_shapes())
+  batch = device_batches.to_devices(random_batch(), trainer.batch_shapes())
   update = trainer.lower_update().compile()
   after, metrics = update(state, batch, learning_rate(cfg, before["step"].item()))
   return trainer, before, jax.device_get(after), {name: x.item() for name, x in metrics.items()}
@@ -40,7 +40,7 @@ def plain():
 
 def test_loss_gradient_and_adamw(plain):
   trainer, before, after, metrics = plain
-  batch = {name: jnp.asarray(x) for name, x in rows().items()}
+  batch = {name: jnp.asarray(x) for name, x in random_batch().items()}
 
   def loss(weights):
     logits = trainer.abstract_model.model(weights)(batch["tokens"], batch["segment_ids"])
@@ -56,15 +56,15 @@ def test_loss_gradient_and_adamw(plain):
   decays = trainer.abstract_model.decays
   for name, w in before["weights"].items():
     g = np.asarray(grads[name], np.float64) * min(1, opt.clip / norm)
-    # In Adam's first step the means are the gradient and its square.
+    # In Adam's first step the moments are the gradient and its square.
     direction = g / (np.abs(g) + opt.eps) + opt.weight_decay * decays[name] * w
-    sure = np.abs(g) > 1e-6  # elsewhere rounding decides
-    change = (after["weights"][name] - w)[sure]
-    np.testing.assert_allclose(change, -rate * direction[sure], rtol=2e-2, atol=1e-7)
+    clear = np.abs(g) > 1e-6  # elsewhere rounding decides the sign
+    change = (after["weights"][name] - w)[clear]
+    np.testing.assert_allclose(change, -rate * direction[clear], rtol=2e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("changes", [dict(grad_accum=4), dict(loss_chunk=8)], ids=str)
-def test_parts_change_nothing(plain, changes):
+def test_micro_batches_and_loss_chunks_do_not_change_the_update(plain, changes):
   _, _, expected, numbers = plain
   _, _, after, metrics = update_once(dataclasses.replace(tiny(), **changes))
   for name in ("loss", "grad_norm"):
@@ -74,7 +74,7 @@ def test_parts_change_nothing(plain, changes):
   assert error <= 1e-5
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(plain):
+def test_a_non_finite_gradient_skips_the_update(plain):
   _, before, _, _ = plain
   weights = before["weights"] | {
     "norm.scale": np.full_like(before["weights"]["norm.scale"], np.inf)
@@ -86,7 +86,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(plain):
   assert (metrics["skipped"], metrics["bad"], after["step"]) == (1, 1, 1)
 
 
-def test_checkpoints_that_are_kept(plain, tmp_path):
+def test_checkpoint_retention(plain, tmp_path):
   cfg = dataclasses.replace(tiny().checkpoint, keep=2, keep_every=4)
   checkpoints = Checkpoints(tmp_path, cfg)
   for step in (2, 4, 6, 8, 10, 12, 14):

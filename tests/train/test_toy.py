@@ -1,4 +1,4 @@
-"""A task that is no text and a mixer from elsewhere go through the same loop."""
+"""A task without text and a user-defined mixer work with the same training loop."""
 
 import itertools
 import pathlib
@@ -25,7 +25,7 @@ HOW_TO = pathlib.Path(deltanet_jax.mixers.__file__).parent / "README.md"
 
 
 class Copying(Task):
-  """A row repeats a random half; only the second half counts."""
+  """Copying: a sequence repeats a random half; only the second half is scored."""
 
   vocab = 16
 
@@ -36,22 +36,22 @@ class Copying(Task):
     return dict(task=f"copying of seed {self.seed}")
 
   def batch(self, step, host, hosts):
-    (batch, length), rows = self.shape, self.shape[0] // hosts
+    (batch, length), share = self.shape, self.shape[0] // hosts
     half = np.random.default_rng((self.seed, step)).integers(0, 16, (batch, (length + 1) // 2 + 1))
     tokens = np.concatenate([half, half], axis=1)[:, : length + 1].astype(np.int32)
-    tokens = tokens[host * rows : (host + 1) * rows]
-    mask = np.broadcast_to(np.arange(length) >= length // 2, (rows, length))
-    ids = np.ones((rows, length), np.int32)
+    tokens = tokens[host * share : (host + 1) * share]
+    mask = np.broadcast_to(np.arange(length) >= length // 2, (share, length))
+    ids = np.ones((share, length), np.int32)
     return dict(tokens=tokens[:, :-1], targets=tokens[:, 1:], segment_ids=ids, mask=mask)
 
   def validation(self, host, hosts):
     return (self.batch(10**6 + i, host, hosts) for i in range(2))
 
 
-def norm_of_weights(evaluated):
-  """A toy evaluator: a number of its own, and one that knows the step."""
-  yield "weight_norm", float(sum(jnp.sum(w * w) for w in evaluated.weights.values()))
-  yield "vocabulary", evaluated.model(jnp.zeros((1, 3), jnp.int32)).shape[-1] + evaluated.step
+def norm_of_weights(context):
+  """A custom evaluator that uses weights, model and step."""
+  yield "weight_norm", float(sum(jnp.sum(w * w) for w in context.weights.values()))
+  yield "vocabulary", context.model(jnp.zeros((1, 3), jnp.int32)).shape[-1] + context.step
 
 
 def run(cfg, workdir):
@@ -61,10 +61,10 @@ def run(cfg, workdir):
 
 @pytest.fixture
 def stopped(monkeypatch):
-  """The loop is told to stop after update 7, once."""
-  asked, told = loop.Stop.asked, iter([True])
+  """Stop the run after update 7, once."""
+  asked, signals = loop.Stop.asked, iter([True])
   monkeypatch.setattr(
-    loop.Stop, "asked", lambda self, step: (step == 7 and next(told, False)) or asked(self, step)
+    loop.Stop, "asked", lambda self, step: (step == 7 and next(signals, False)) or asked(self, step)
   )
 
 
@@ -72,24 +72,24 @@ def final_state(cfg, workdir):
   return Checkpoints(workdir, cfg.checkpoint).restore(make_trainer(cfg).state_shapes())
 
 
-def test_a_task_that_is_no_text_stops_and_goes_on_bit_for_bit(tmp_path, stopped):
+def test_a_task_without_text_resumes_bitwise_identically(tmp_path, stopped):
   cfg = tiny()
   with pytest.raises(PreemptionError, match="after step 7"):
     run(cfg, tmp_path / "stopped")
   results = run(cfg, tmp_path / "stopped")
-  assert results == run(cfg, tmp_path / "whole")
+  assert results == run(cfg, tmp_path / "uninterrupted")
   assert results["vocabulary"] == 260 + 12 and 0 <= results["validation_accuracy"] <= 1
   assert "validation_bits_per_byte" not in results
-  assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
-  states = (final_state(cfg, tmp_path / name) for name in ("stopped", "whole"))
+  assert numbers(tmp_path / "stopped") == numbers(tmp_path / "uninterrupted")
+  states = (final_state(cfg, tmp_path / name) for name in ("stopped", "uninterrupted"))
   (state, meta), (expected, expected_meta) = states
   assert meta == expected_meta
   jax.tree.map(np.testing.assert_array_equal, state, expected)
-  # A reader finds the model, and that there is no tokenizer.
-  assert load_trained(tmp_path / "whole").tokenizer is None
+  # The model loads without a tokenizer.
+  assert load_trained(tmp_path / "uninterrupted").tokenizer is None
 
 
-def test_another_task_is_refused(tmp_path):
+def test_another_task_raises(tmp_path):
   run(tiny(tokens=256), tmp_path / "run")
   other = Copying(8, 32, seed=1)
   with pytest.raises(ValueError, match="started with another task"):
@@ -101,7 +101,7 @@ def test_another_task_is_refused(tmp_path):
 
 @pytest.fixture
 def average(monkeypatch):
-  """The mixer that the documents tell how to add: its file and its line are taken from there."""
+  """The example mixer of mixers/README.md, with its file and its registry line."""
   file, line = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
   module = types.ModuleType("average")
   monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -111,7 +111,7 @@ def average(monkeypatch):
   return mixer_config("average")
 
 
-def test_a_mixer_is_one_file_and_one_line(tmp_path, average):
+def test_a_mixer_is_one_file_and_one_registry_line(tmp_path, average):
   cfg = tiny(tokens=40 * 256, eval_every=40)
   cfg.model = ModelConfig(
     vocab=16,
@@ -124,7 +124,7 @@ def test_a_mixer_is_one_file_and_one_line(tmp_path, average):
   run(cfg, tmp_path / "run")
   losses = [row["loss"] for row in numbers(tmp_path / "run") if "loss" in row]
   assert np.mean(losses[-5:]) < np.mean(losses[:5])
-  # Its settings, cost and weights are found again by name, here and by whoever reads the run.
+  # Settings and weights are restored by name.
   trained = load_trained(tmp_path / "run")
   assert trained.config == cfg
   tokens = jnp.asarray([[3, 1, 2]], jnp.int32)
@@ -132,7 +132,7 @@ def test_a_mixer_is_one_file_and_one_line(tmp_path, average):
   for t, want in itertools.islice(enumerate(trained.model(tokens)[0]), 3):
     logits, state = trained.model.step(tokens[:, t], state)
     np.testing.assert_allclose(logits[0], want, atol=1e-5)
-  # Documents of a row are apart.
+  # Packed segments are independent.
   ids = jnp.asarray([[7, 7, 2]], jnp.int32)
   packed = trained.model(tokens, ids)[0]
   np.testing.assert_allclose(packed[:2], trained.model(tokens)[0, :2], atol=1e-5)

@@ -1,11 +1,11 @@
-"""What a model says of its weights before they exist."""
+"""Logical axes and weight-decay flags of abstract models."""
 
 from deltanet_jax.models import preset
 from deltanet_jax.models.abstract import abstract_model
 from deltanet_jax.sharding import RULES
 
 
-def test_every_weight_names_its_axes():
+def test_every_weight_has_logical_axes():
   known = {*RULES, None}
   for name in (
     "deltanet-sliding-tiny",
@@ -22,7 +22,7 @@ def test_every_weight_names_its_axes():
       assert (names[0] == "layers") == weight.startswith("stacks."), weight
 
 
-def test_norms_biases_and_decay_rates_do_not_decay():
+def test_norms_biases_and_decay_rates_have_no_weight_decay():
   decays = {}
   for name in ("deltanet-tiny", "gated-deltanet-tiny", "mamba-tiny", "gla-tiny"):
     decays |= abstract_model(preset(name)).decays
@@ -31,7 +31,7 @@ def test_norms_biases_and_decay_rates_do_not_decay():
   assert last(True) == {"kernel", "embedding", "dt_kernel"}
 
 
-def test_state_spaces_and_filters_do_not_decay():
+def test_state_spaces_and_filters_have_no_weight_decay():
   fixed = lambda name: {
     weight.split(".mixer.")[1]
     for weight, yes in abstract_model(preset(name)).decays.items()

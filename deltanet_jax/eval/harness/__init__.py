@@ -1,6 +1,6 @@
-"""Our models in lm-evaluation-harness (extra `eval`): its tasks by name, from the hub or files.
+"""Evaluate models with lm-evaluation-harness (extra `eval`), on Hugging Face Hub or local data.
 
-`HarnessLM` is a model as the harness wants it, `run` evaluates one on tasks of the paper.
+`HarnessLM` wraps a model for the harness; `run` evaluates it on the tasks of the paper.
 """
 
 from deltanet_jax.eval.harness.model import HarnessLM
@@ -9,3 +9,5 @@ from deltanet_jax.eval.harness.scoring import ContinuationScorer, Score
 from deltanet_jax.eval.harness.tasks import TASKS, resolve
 
 __all__ = ["TASKS", "ContinuationScorer", "HarnessLM", "Result", "Score", "resolve", "run"]
+
+Scorer = ContinuationScorer  # its name before version 0.2

@@ -1,4 +1,4 @@
-"""The package of the harness, if it is installed; quiet, and without a search for the network."""
+"""Import modules of lm-evaluation-harness, an optional dependency, without its log output."""
 
 import importlib
 import importlib.metadata
@@ -9,7 +9,7 @@ import types
 
 
 def load(module: str) -> types.ModuleType:
-  """A module of the harness, or an ImportError that says what to install."""
+  """Import a module; raise ImportError with the install command if lm-eval is missing."""
   if importlib.util.find_spec("lm_eval") is None:
     raise ImportError(
       "Tasks of lm-evaluation-harness need the package lm-eval: install it with"
@@ -17,12 +17,12 @@ def load(module: str) -> types.ModuleType:
     )
   os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
   found = importlib.import_module(module)
-  # It tells of every setting that it takes by default.
+  # It logs every default setting.
   for name in ("lm_eval", "datasets", "huggingface_hub"):
     logging.getLogger(name).setLevel(logging.ERROR)
   return found
 
 
 def versions() -> dict[str, str]:
-  """Of what decides a result beside the model."""
+  """Return the versions of packages that affect results."""
   return {name: importlib.metadata.version(name) for name in ("lm_eval", "datasets")}

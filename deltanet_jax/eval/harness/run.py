@@ -1,4 +1,4 @@
-"""Evaluates a model on tasks, one after the other."""
+"""Evaluate a model on tasks of lm-evaluation-harness."""
 
 import dataclasses
 import hashlib
@@ -15,13 +15,13 @@ from deltanet_jax.eval.harness.tasks import TASKS, open_tasks, resolve
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What one task says of a model.
+  """Metrics of one task.
 
   Attributes:
-    metrics: by name, as the harness calls them.
-    errors: standard errors of those that are means over documents.
-    documents: how many were read.
-    data: sha256 of them, in their order.
+    metrics: by their names in the harness.
+    errors: standard errors of the metrics that are means over documents.
+    documents: number of documents evaluated.
+    data: sha256 of the documents in order.
     version: of the task's definition.
   """
 
@@ -34,7 +34,7 @@ class Result:
   seconds: float
 
   def paper(self) -> dict[str, float]:
-    """The metrics that the paper's tables have."""
+    """Return the metrics in the paper's tables."""
     return {name: self.metrics[name] for name in TASKS[self.task].metrics}
 
 
@@ -45,14 +45,14 @@ def run(
   local_data: str | pathlib.Path | None = None,
   limit: int | None = None,
 ) -> Iterator[Result]:
-  """Results of tasks as they are known, without examples in the context.
+  """Yield the zero-shot result of each task when it is done.
 
-  All data are found before anything is computed.
+  All data are loaded before the first evaluation.
 
   Args:
     names: of `TASKS` or `SHORT`.
-    local_data: folder with `<task>.jsonl` for each, instead of the hub.
-    limit: only the first so many documents of each.
+    local_data: folder with `<task>.jsonl` for each task, instead of the hub.
+    limit: maximum number of documents per task.
   """
   names = resolve(names)
   local_data = None if local_data is None else pathlib.Path(local_data)
@@ -71,18 +71,18 @@ def _evaluate(model: HarnessLM, name: str, tasks: list, limit: int | None) -> Re
     task_manager=manager,
     num_fewshot=0,
     limit=limit,
-    # Errors are computed below: the harness would draw samples in forked processes.
+    # Standard errors are computed below: the harness would bootstrap in forked processes.
     bootstrap_iters=0,
     batch_size=model.batch,
   )
   samples = [sample for task in sorted(found["samples"]) for sample in found["samples"][task]]
   counts = {task: len(of_task) for task, of_task in found["samples"].items()}
-  metrics = _mean({task: _figures(found["results"][task]) for task in counts}, counts)
+  metrics = _mean({task: _metrics(found["results"][task]) for task in counts}, counts)
   errors = {}
   for metric in metrics:
     values = [sample.get(metric) for sample in samples]
     numbers = len(values) > 1 and all(isinstance(x, int | float) for x in values)
-    # Only of means: a perplexity is made of pairs, or is no mean.
+    # Only for means: a perplexity is not the mean over its documents.
     if numbers and abs(statistics.fmean(values) - metrics[metric]) < 1e-9:
       errors[metric] = statistics.stdev(values) / len(values) ** 0.5
   hashed = hashlib.sha256("".join(sample["doc_hash"] for sample in samples).encode())
@@ -92,15 +92,15 @@ def _evaluate(model: HarnessLM, name: str, tasks: list, limit: int | None) -> Re
   return Result(name, metrics, errors, len(samples), hashed.hexdigest(), version, seconds)
 
 
-def _figures(of_task: dict) -> dict[str, float]:
-  """Numbers by the names of their metrics; the harness adds that of a filter."""
+def _metrics(of_task: dict) -> dict[str, float]:
+  """Return values by metric name; the harness appends the name of a filter."""
   numbers = {name: value for name, value in of_task.items() if isinstance(value, int | float)}
   numbers = {name.partition(",")[0]: float(x) for name, x in numbers.items() if "," in name}
   return {name: x for name, x in numbers.items() if not name.endswith("_stderr")}
 
 
 def _mean(of_tasks: dict[str, dict[str, float]], counts: dict[str, int]) -> dict[str, float]:
-  """Over tasks, by the number of their documents."""
+  """Return the mean over tasks, weighted by their number of documents."""
   total = sum(counts.values())
   names = list(next(iter(of_tasks.values())))
   return {

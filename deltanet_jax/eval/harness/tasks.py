@@ -1,6 +1,6 @@
-"""Tasks of the paper's tables, as the harness defines them: on data of the hub, or of local files.
+"""Tasks of the paper's tables as defined by the harness, on data of the hub or of local files.
 
-A local file is `FOLDER/<task>.jsonl`, with the columns that the data set of the hub has.
+A local file is `FOLDER/<task>.jsonl` with the columns of the hub's dataset.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import yaml
 from deltanet_jax.config import nearest
 from deltanet_jax.eval.harness import hub, package
 
-# As the papers on recall have it; the harness's own SQuAD goes on to a blank line.
+# As in the papers on recall; the harness's own SQuAD task generates up to a blank line.
 RECALL_GENERATION = dict(until=["\n"], max_gen_toks=48)
 
 
@@ -24,11 +24,11 @@ class Benchmark:
   """A task of the harness.
 
   Attributes:
-    definition: its file below the harness's tasks; of several tasks a pattern.
-    columns: of its data, as far as they are read.
-    split: the one that is evaluated.
-    metrics: those of the paper's tables, the first of table 1; what else it has is kept too.
-    recall: the class of one of the recall papers' tasks.
+    definition: path of its YAML file in the harness's tasks; a glob pattern for several tasks.
+    columns: of its data that are read.
+    split: to evaluate.
+    metrics: those in the paper's tables, the first in table 1; others are reported too.
+    recall: name of the harness's class, for a task of the recall papers.
   """
 
   definition: str
@@ -83,7 +83,7 @@ TASKS: dict[str, Benchmark] = {
     "super_glue/boolq/default.yaml", ("passage", "question", "label"), "validation", ("acc",)
   ),
 }
-# Other names of tasks, and names of several.
+# Aliases of tasks and of groups of tasks.
 SHORT: dict[str, tuple[str, ...]] = {
   "lambada": ("lambada_openai",),
   "squad": ("squad_completion",),
@@ -96,7 +96,7 @@ SHORT: dict[str, tuple[str, ...]] = {
 
 
 def resolve(names: Iterable[str]) -> list[str]:
-  """Tasks of these names, of which some stand for several, each once."""
+  """Expand aliases to task names, without duplicates."""
   found: dict[str, None] = {}
   for name in names:
     if name not in TASKS and name not in SHORT:
@@ -107,20 +107,20 @@ def resolve(names: Iterable[str]) -> list[str]:
 
 
 def open_tasks(name: str, local_data: pathlib.Path | None, folder: pathlib.Path) -> list[Any]:
-  """The task, or several where the harness has one for every subject, with its data.
+  """Load a task with its data; several if the harness has one per subject.
 
   Args:
-    local_data: folder of files instead of the hub.
-    folder: for files that are needed until the tasks have been evaluated.
+    local_data: folder of local files; None: the hub.
+    folder: for temporary files that are needed until the tasks are evaluated.
   """
   bench = TASKS[name]
   if local_data is None:
-    with hub.in_seconds(name):
+    with hub.offline_if_unreachable(name):
       return _build(name, bench, None, folder)
   file = _local_file(name, bench, local_data)
   try:
     return _build(name, bench, file, folder)
-  except Exception as e:  # the harness and its templates raise anything
+  except Exception as e:  # the harness and its templates raise errors of any type
     raise ValueError(f"{file} has no data that the task {name} can read: {_reason(e)}.") from e
 
 
@@ -144,7 +144,7 @@ def _build(name: str, bench: Benchmark, file: pathlib.Path | None, folder: pathl
 
 
 def _on_file(name, definition, bench: Benchmark, file, folder: pathlib.Path) -> str:
-  """A definition that includes the harness's own, with other data."""
+  """Write a definition that includes the harness's own, with other data; return its path."""
   splits = dict.fromkeys(("training_split", "validation_split", "test_split", "fewshot_split"))
   data = dict(data_files={bench.split: str(file)}, cache_dir=str(folder / "cache"))
   own = dict(include=str(definition), task=name, dataset_path="json", dataset_name=None)
@@ -155,7 +155,7 @@ def _on_file(name, definition, bench: Benchmark, file, folder: pathlib.Path) -> 
 
 
 def _by_subject(definitions, bench: Benchmark, file: pathlib.Path, folder: pathlib.Path):
-  """A definition for every subject that a file has, on its lines of it."""
+  """Yield a definition for every subject in a file, with the lines of that subject."""
   lines: dict[str, list[str]] = {}
   for line in file.read_text().splitlines():
     lines.setdefault(json.loads(line)["subject"], []).append(line)
@@ -170,10 +170,10 @@ def _by_subject(definitions, bench: Benchmark, file: pathlib.Path, folder: pathl
 
 
 def _recall_task(name: str, bench: Benchmark, file: pathlib.Path | None, folder: pathlib.Path):
-  """A task of the recall papers: the harness has classes for them, and its own data in those."""
+  """Load a task of the recall papers, which are classes with hard-wired data in the harness."""
   base = getattr(importlib.import_module(f"lm_eval.tasks.{name}.task"), bench.recall)
 
-  class Recall(base):
+  class RecallTask(base):
     def download(self, dataset_kwargs=None, **options):
       if file is None:
         return super().download(dataset_kwargs, **options)
@@ -188,22 +188,22 @@ def _recall_task(name: str, bench: Benchmark, file: pathlib.Path | None, folder:
         request.arguments = (request.arguments[0], dict(RECALL_GENERATION))
       return requests
 
-  task = Recall()
+  task = RecallTask()
   task.config.task = name
   return task
 
 
 def _local_file(name: str, bench: Benchmark, folder: pathlib.Path) -> pathlib.Path:
-  """The file of a task, whose first line has its columns."""
+  """Return the local file of a task after checking its columns in the first line."""
   path = folder / f"{name}.jsonl"
   wanted = f"JSON lines with {', '.join(bench.columns)}"
   if not path.is_file():
-    raise ValueError(f"{path} is not there: the task {name} needs it, {wanted}.")
+    raise ValueError(f"{path} does not exist: the task {name} needs it, {wanted}.")
   first = path.read_text().partition("\n")[0]
   try:
     missing = [column for column in bench.columns if column not in json.loads(first)]
   except ValueError as e:
-    raise ValueError(f"the first line of {path} is no JSON: expected {wanted}.") from e
+    raise ValueError(f"the first line of {path} is not JSON: expected {wanted}.") from e
   if missing:
     raise ValueError(f"{path} has no column {missing[0]!r}: the task {name} needs {wanted}.")
   return path
@@ -212,5 +212,5 @@ def _local_file(name: str, bench: Benchmark, folder: pathlib.Path) -> pathlib.Pa
 def _reason(error: BaseException) -> str:
   while error.__cause__ is not None:
     error = error.__cause__
-  said = str(error).strip().splitlines()
-  return said[0][:200].rstrip(".") if said else type(error).__name__
+  lines = str(error).strip().splitlines()
+  return lines[0][:200].rstrip(".") if lines else type(error).__name__

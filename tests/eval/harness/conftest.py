@@ -10,14 +10,14 @@ from deltanet_jax.models import build, preset
 
 @pytest.fixture(scope="package", autouse=True)
 def as_users_run():
-  """No 64 bits and no strict types: libraries around the harness do not know them."""
+  """Default JAX settings: libraries of the harness do not support x64 and strict promotion."""
   with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
     yield
 
 
 @pytest.fixture(scope="package")
 def model():
-  """Layers with a state of one size and one with a cache, of bytes; sharper than at first."""
+  """Byte model with a recurrent-state layer and a KV-cache layer; large init for sharp logits."""
   mixers = dict(
     deltanet=DeltaNetConfig(key_size=16, value_size=16, chunk=16),
     window=AttentionConfig(head_size=16, window=12),
@@ -28,12 +28,12 @@ def model():
 
 @pytest.fixture(scope="package")
 def direct(model):
-  """(log p, greedy) of a continuation by one forward pass over all tokens at once."""
+  """Return a function: (log p, greedy) of a continuation by one forward pass."""
   forward = jax.jit(lambda tokens: jax.nn.log_softmax(model(tokens)[0]))
 
   def score(context, continuation, max_length):
     tokens = np.asarray([*context, *continuation], np.int32)[-(max_length + 1) :]
-    # Padded at the end, where it changes nothing before: few programs.
+    # Padded on the right, so that few lengths are compiled.
     padded = np.zeros((1, max_length), np.int32)
     padded[0, : len(tokens) - 1] = tokens[:-1]
     n = len(continuation)

@@ -1,4 +1,4 @@
-"""The model class against direct computation: text in, numbers and text out."""
+"""`HarnessLM` against direct computation."""
 
 import pytest
 
@@ -20,10 +20,10 @@ def make(model, **options):
 
 
 PAIRS = [
-  ("", "It is"),  # nothing before it but bos
+  ("", "It is"),  # only bos before it
   ("It is a truth", " universally"),
   ("It is a truth", " acknowledged"),
-  ("It is a truth ", "that"),  # the space belongs to what follows
+  ("It is a truth ", "that"),  # the space belongs to the continuation
   ("A text that is longer than what the model is given", " at once"),
 ]
 
@@ -32,11 +32,11 @@ PAIRS = [
 def test_loglikelihoods(model, direct, bos):
   lm = make(model, bos=bos)
   found = lm.loglikelihood([request(*pair) for pair in PAIRS])
-  begin = [BYTES.bos] if bos else []
+  prefix = [BYTES.bos] if bos else []
   for (context, rest), (logprob, greedy) in zip(PAIRS, found):
     stripped = context.rstrip()
     rest = context[len(stripped) :] + rest
-    context = [*(begin if context else [BYTES.bos]), *BYTES.encode(stripped).tolist()]
+    context = [*(prefix if context else [BYTES.bos]), *BYTES.encode(stripped).tolist()]
     expected = direct(context, BYTES.encode(rest).tolist(), MAX_LENGTH)
     assert logprob == pytest.approx(expected[0], abs=1e-5) and greedy == expected[1]
 
@@ -47,10 +47,10 @@ def test_rolling_loglikelihoods(model, direct):
   found = lm.loglikelihood_rolling([request(text) for text in texts])
   for text, total in zip(texts, found):
     ids, expected = [BYTES.bos, *BYTES.encode(text).tolist()], 0.0
-    # Every token once; the first of a window follows the last of the one before.
+    # Every token once; the first of a window is conditioned on the token before it.
     for start in range(0, len(ids) - 1, MAX_LENGTH):
       window = ids[start + 1 : start + 1 + MAX_LENGTH]
-      # The last window is filled up with what came before it.
+      # The last window is filled up with the tokens before it.
       size = min(MAX_LENGTH, len(ids) - 1)
       context = ids[max(start + len(window) - size, 0) : start + 1] or ids[:1]
       expected += direct(context, window, MAX_LENGTH)[0]
@@ -63,7 +63,7 @@ def reference(model, text, new):
   return BYTES.decode([i for i in ids if i < 256])
 
 
-def test_generation_stops_where_it_is_told(model):
+def test_generation_ends_at_stop_strings(model):
   lm, new = make(model, max_length=64), 20
   texts = ["It is a truth", "An", "Emma"]
   options = lambda **more: dict(max_gen_toks=new, **more)
@@ -72,14 +72,14 @@ def test_generation_stops_where_it_is_told(model):
   )
   free = ask(until=[])
   assert free == [reference(model, text, new) for text in texts]
-  # A stop of one letter, and one that is only there as a whole.
+  # A stop string of one character, and one of two.
   letter, pair = free[0][5], free[1][7:9]
   stopped = ask(until=[letter, pair])
   for text, cut in zip(free, stopped):
     ends = [at for stop in (letter, pair) if (at := text.find(stop)) >= 0]
     assert cut == text[: min(ends, default=None)]
   assert letter not in stopped[0] and len(stopped[0]) <= 5
-  # Each on its own, with its own settings.
+  # One request at a time, with its own settings.
   alone = make(model, max_length=64, batch=1)
   short = alone.generate_until(
     [request(texts[0], dict(until=letter, max_gen_toks=3), kind="generate_until")]
@@ -87,6 +87,6 @@ def test_generation_stops_where_it_is_told(model):
   assert short == [free[0][: min(3, free[0].find(letter))]]
 
 
-def test_a_tokenizer_of_another_model(model):
+def test_a_tokenizer_of_another_model_raises(model):
   with pytest.raises(ValueError, match="'mistral' has 32000 ids, more than the 260 of the model"):
     HarnessLM(model, load_tokenizer("mistral"))

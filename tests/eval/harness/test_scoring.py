@@ -1,4 +1,4 @@
-"""Log-likelihoods from states that are reused against one forward pass over everything."""
+"""Log-likelihoods from shared prefill states equal those of one forward pass."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ MAX_LENGTH = 32
 
 
 def draw(seed=0):
-  """Contexts of many lengths, up to more than the model is given, four continuations each."""
+  """Return contexts of several lengths, up to more than the maximum, three continuations each."""
   rng = np.random.default_rng(seed)
   ids = lambda n: rng.integers(0, 256, n).tolist()
   contexts = [ids(n) for n in (1, 2, 9, 30, 40)]
@@ -28,7 +28,7 @@ def test_scores_are_those_of_one_forward_pass(model, direct):
     assert score.greedy == greedy
 
 
-def test_the_likeliest_continuation_is_greedy(model, direct):
+def test_the_argmax_continuation_is_greedy(model, direct):
   context, found = [5, 6, 7], []
   for _ in range(3):
     candidates = [(context, [*found, token]) for token in range(260)]
@@ -40,21 +40,23 @@ def test_the_likeliest_continuation_is_greedy(model, direct):
 
 
 @pytest.mark.parametrize("batch,reuse", [(3, True), (8, False)])
-def test_neither_batch_nor_reuse_changes_a_score(model, batch, reuse):
+def test_batch_size_and_reuse_do_not_change_scores(model, batch, reuse):
   requests = draw(1)
-  whole = ContinuationScorer(model, batch=8, max_length=MAX_LENGTH)(requests)
+  expected = ContinuationScorer(model, batch=8, max_length=MAX_LENGTH)(requests)
   other = ContinuationScorer(model, batch=batch, max_length=MAX_LENGTH, reuse=reuse)(requests)
-  assert [x.logprob for x in other] == pytest.approx([x.logprob for x in whole], abs=1e-5)
-  assert [x.greedy for x in other] == [x.greedy for x in whole]
+  assert [x.logprob for x in other] == pytest.approx([x.logprob for x in expected], abs=1e-5)
+  assert [x.greedy for x in other] == [x.greedy for x in expected]
 
 
-def test_what_cannot_be_scored(model):
+def test_invalid_requests_raise(model):
   scorer = ContinuationScorer(model, batch=2, max_length=8)
   with pytest.raises(ValueError, match="request 1 has 0 tokens of context and 1 of continuation"):
     scorer([([1], [2]), ([], [2])])
-  with pytest.raises(ValueError, match="a continuation has 9 tokens, more than the 8 that"):
+  with pytest.raises(
+    ValueError, match="a continuation has 9 tokens, more than the maximum length 8"
+  ):
     scorer([([1], [2] * 9)])
 
 
-def test_buckets_are_few():
+def test_buckets_are_powers_of_two():
   assert [bucket(n) for n in (0, 1, 8, 9, 16, 17, 2048)] == [0, 8, 8, 16, 16, 32, 2048]

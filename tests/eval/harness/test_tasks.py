@@ -1,4 +1,4 @@
-"""Every task of the paper's tables by its name, on files in its schema."""
+"""Every task of the paper's tables runs by name, on local files in its schema."""
 
 import json
 import math
@@ -35,17 +35,17 @@ def test_every_task_of_the_paper_runs_on_local_files(lm, data):
     assert result.documents == len(harness_data.DATA[name])
     assert len(result.data) == 64 and result.version
     for metric, value in result.paper().items():
-      share = "perplexity" not in metric
-      assert math.isfinite(value) and (0 <= value <= 1 if share else value > 1)
+      is_rate = "perplexity" not in metric
+      assert math.isfinite(value) and (0 <= value <= 1 if is_rate else value > 1)
   assert {"acc", "acc_norm"} <= set(results["arc_easy"].metrics)
   assert {"byte_perplexity", "bits_per_byte"} <= set(results["wikitext"].metrics)
   assert results["piqa"].errors["acc"] >= 0 and "perplexity" not in results["piqa"].errors
 
 
-def test_a_model_that_knows_the_answer_is_right(data, monkeypatch):
-  """The metrics are the harness's own: with the right answers they are perfect."""
+def test_correct_answers_get_perfect_metrics(data, monkeypatch):
+  """The metrics are those of the harness."""
 
-  class Knowing(HarnessLM):
+  class Oracle(HarnessLM):
     def __init__(self):
       self.batch = 1
       self._rank, self._world_size = 0, 1
@@ -63,26 +63,26 @@ def test_a_model_that_knows_the_answer_is_right(data, monkeypatch):
       return [text.split(name(text))[1].split("\n")[0] for text in lines]
 
   names = ["piqa", "swde", "squad_completion", "fda"]
-  results = {result.task: result.paper() for result in run(Knowing(), names, local_data=data)}
+  results = {result.task: result.paper() for result in run(Oracle(), names, local_data=data)}
   assert results["piqa"] == dict(acc=1.0)
   assert all(results[name] == dict(contains=1.0) for name in names[1:])
 
 
-def test_names_of_tasks():
+def test_task_names_and_aliases():
   assert resolve(["lambada", "piqa", "lambada_openai"]) == ["lambada_openai", "piqa"]
   assert resolve(["table1"]) == [*TASKS][:10]
   with pytest.raises(ValueError, match=r"the task is 'helaswag' \(nearest: hellaswag\)"):
     resolve(["helaswag"])
 
 
-def test_files_that_cannot_be_read(lm, tmp_path):
-  with pytest.raises(ValueError, match=r"piqa\.jsonl is not there: the task piqa needs it, JSON"):
+def test_malformed_local_files_raise(lm, tmp_path):
+  with pytest.raises(ValueError, match=r"piqa\.jsonl does not exist: the task piqa needs it, JSON"):
     list(run(lm, ["piqa"], local_data=tmp_path))
   (tmp_path / "piqa.jsonl").write_text(json.dumps(dict(goal="a", sol1="b", label=0)))
   with pytest.raises(ValueError, match="has no column 'sol2': the task piqa needs JSON lines with"):
     list(run(lm, ["piqa"], local_data=tmp_path))
   (tmp_path / "piqa.jsonl").write_text("goal, sol1")
-  with pytest.raises(ValueError, match=r"the first line of .*piqa\.jsonl is no JSON"):
+  with pytest.raises(ValueError, match=r"the first line of .*piqa\.jsonl is not JSON"):
     list(run(lm, ["piqa"], local_data=tmp_path))
   wrong = dict(question="a", subject="astrology", choices=list("abcd"), answer=0)
   (tmp_path / "mmlu.jsonl").write_text(json.dumps(wrong))
@@ -90,8 +90,8 @@ def test_files_that_cannot_be_read(lm, tmp_path):
     list(run(lm, ["mmlu"], local_data=tmp_path))
 
 
-def test_missing_data_are_told_in_seconds(tmp_path):
-  """In a process of its own, with an empty cache and a hub that nobody answers for."""
+def test_missing_data_raise_within_seconds(tmp_path):
+  """In a separate process, with an empty cache and an unreachable hub."""
   code = """
 import pathlib, sys, time
 from deltanet_jax.eval.harness.tasks import open_tasks
@@ -112,8 +112,10 @@ print(time.perf_counter() - start)
     env=os.environ | hub,
   )
   assert done.returncode == 0, done.stderr
-  *said, seconds = done.stdout.splitlines()
-  for name, line in zip(("hellaswag", "fda"), said, strict=True):
-    assert line.startswith(f"the data of the task {name} cannot be had: the hub does not answer (")
+  *messages, seconds = done.stdout.splitlines()
+  for name, line in zip(("hellaswag", "fda"), messages, strict=True):
+    assert line.startswith(
+      f"the data of the task {name} are unavailable: the hub does not answer ("
+    )
     assert line.endswith("or give files by --local_data.")
   assert float(seconds) < 20 and time.perf_counter() - start < 60

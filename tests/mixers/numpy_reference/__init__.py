@@ -8,6 +8,9 @@ comparison must detect.
 Nothing here may import deltanet_jax; the references share only the functions below.
 """
 
+import importlib
+import pkgutil
+
 import numpy as np
 
 
@@ -107,3 +110,10 @@ def head_output(output, o, x):
   if output.gate is not None:
     y = y * silu(linear(output.gate, x))
   return linear(output.out, y)
+
+
+# Modules by the kind of their mixer; imported last, because they use the functions above.
+REFERENCES = {
+  name: importlib.import_module(f"{__name__}.{name}")
+  for _, name, _ in pkgutil.iter_modules(__path__)
+}

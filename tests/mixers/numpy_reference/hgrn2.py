@@ -22,7 +22,7 @@ def plain(mixer, x, gamma=0.0):
 
 MUTATIONS = [
   ("jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)", "jax.nn.log_sigmoid(f), jax.nn.sigmoid(f)"),
-  ("kept, forgotten = jax.nn.log_sigmoid(f)", "kept, forgotten = jax.nn.log_sigmoid(-f)"),
+  ("log_a, key = jax.nn.log_sigmoid(f)", "log_a, key = jax.nn.log_sigmoid(-f)"),
   ("norm_eps: float = setting(1e-5", "norm_eps: float = setting(1e-3"),
   ("jax.nn.silu(q)", "jax.nn.sigmoid(q)"),
   ("self.norm(merge_heads(o))", "merge_heads(o)"),

@@ -6,7 +6,7 @@ from tests.mixers.numpy_reference import array, heads, hyena_filter, linear, sho
 
 MUTATIONS = [
   ("h = self.filter(L, accum).at[0].add", "h = 2 * self.filter(L, accum).at[0].add"),
-  ("read, *written = jnp.split(y, 3, axis=-1)", "*written, read = jnp.split(y, 3, axis=-1)"),
+  ("q, *kv = jnp.split(y, 3, axis=-1)", "*kv, q = jnp.split(y, 3, axis=-1)"),
   ("long_conv_attention(q, k, v", "long_conv_attention(k, q, v"),
   ("long_conv_attention(q, k, v", "long_conv_attention(q, v, k"),
   ("math.log(0.01) / 0.3", "math.log(0.01) / 0.4"),
