@@ -87,7 +87,7 @@ def test_folders_are_searched_in_order_and_what_is_left_out_is_named(tmp_path):
   assert [source.name for source in sources] == sorted(read)
   assert skipped == sorted(left)
   (tmp_path / "empty").mkdir()
-  with pytest.raises(ValueError, match=r"no text that is read: \.txt, \.md, \.json, \.jsonl or no"):
+  with pytest.raises(ValueError, match=r"no text that is read: \.txt, .*\.parquet, \.arrow or no"):
     find_sources(tmp_path / "empty")
   with pytest.raises(FileNotFoundError, match="does not exist"):
     find_sources(tmp_path / "nothing")

@@ -21,7 +21,7 @@ from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
 from deltanet_jax.data.corpus.shards import check_files
 from deltanet_jax.data.corpus.shuffle import Dealt, deal, is_whole
 from deltanet_jax.data.corpus.split import Document, Part, hold_out, whole
-from deltanet_jax.data.corpus.text import Source, find_sources
+from deltanet_jax.data.corpus.text import Paths, Source, find_sources
 from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
 
 _PARTIAL = ".partial"
@@ -57,14 +57,15 @@ def _check_output(output: pathlib.Path):
       )
 
 
-def _find(path: str | pathlib.Path, report: Callable[[str], None]) -> list[Source]:
+def _find(path: Paths, report: Callable[[str], None]) -> list[Source]:
   """The input files of a folder; tells what else lies there."""
   sources, skipped = find_sources(path)
   if skipped:
     more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
     report(
       f"{path}: {len(sources)} files are read, {len(skipped)} are left out:"
-      f" {', '.join(skipped[:5])}{more} (read are .txt, .md, .json, .jsonl and text without suffix)"
+      f" {', '.join(skipped[:5])}{more} (read are .txt, .md, .json, .jsonl,"
+      " .parquet, .arrow and text without suffix)"
     )
   return sources
 
@@ -193,11 +194,11 @@ def _write_shards(
 
 
 def prepare(
-  source: str | pathlib.Path,
+  source: Paths,
   output: str | pathlib.Path,
   tokenizer: Tokenizer,
   *,
-  validation: float | str | pathlib.Path = 0.01,
+  validation: float | Paths = 0.01,
   eos: bool = True,
   seed: int = 0,
   shard_tokens: int = 1 << 28,
@@ -207,10 +208,11 @@ def prepare(
   """Writes the corpus of a file or folder; again with the same settings, checks what is there.
 
   Args:
+    source: a file, a folder, a glob pattern, a folder of Hugging Face `datasets`, or several.
     validation: share of the text's bytes that is held out, or a file or folder of its own.
     eos: whether documents end with a token that a model learns to stop at.
     shard_tokens: a shard ends with the document that reaches so many.
-    text_field: of JSON.
+    text_field: field of JSON objects, or column of Parquet and Arrow files, with the text.
     report: called with one line of text, about files that are left out.
   """
   own = not isinstance(validation, int | float)

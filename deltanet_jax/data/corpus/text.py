@@ -1,20 +1,26 @@
-"""Documents of text files, JSON and JSON lines, plain or compressed."""
+"""Documents of text files, JSON and JSON lines, plain or compressed, and of Parquet and Arrow."""
 
 import codecs
 import contextlib
 import dataclasses
+import glob
 import gzip
 import importlib.util
 import json
 import lzma
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from deltanet_jax.data.corpus import arrow
+
 TEXTS = (".txt", ".md", "")  # one document each; without a suffix if it is text
-KINDS = (*TEXTS, ".json", ".jsonl")
+KINDS = (*TEXTS, ".json", ".jsonl", *arrow.SUFFIXES)
 PACKINGS = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20  # bytes read at a time
+
+# A file, a folder or a glob pattern, or several of them.
+Paths = str | pathlib.Path | Sequence[str | pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +39,56 @@ def shipped_corpus() -> pathlib.Path:
   return pathlib.Path(__file__).parent / "shipped" / "austen.jsonl.xz"
 
 
-def find_sources(path: str | pathlib.Path) -> tuple[list[Source], list[str]]:
-  """The file, or all files below the folder that are read, sorted by name; and names of the others.
+def find_sources(path: Paths) -> tuple[list[Source], list[str]]:
+  """The input files that are read, sorted by name, and the names of files that are skipped.
 
-  Hidden files and folders are left out.
+  Args:
+    path: a file, a folder (searched recursively), a glob pattern, a dataset folder of Hugging Face
+      `datasets`, or several of these. Hidden files and folders are skipped.
   """
-  path = pathlib.Path(path)
+  if isinstance(path, str | pathlib.Path):
+    return _find(pathlib.Path(path)) if not _is_pattern(path) else find_sources(_matches(path))
+  sources, skipped = [], []
+  for one in path:
+    own, left = find_sources(one)
+    if _is_pattern(one):
+      sources += own
+    else:
+      # Names of several inputs may coincide: the path as given tells them apart.
+      above = pathlib.Path(one).parent if pathlib.Path(one).is_file() else pathlib.Path(one)
+      sources += [dataclasses.replace(x, name=(above / x.name).as_posix()) for x in own]
+    skipped += left
+  unique = {source.path.resolve(): source for source in sources}  # a file given twice is read once
+  return sorted(unique.values(), key=lambda s: s.name), sorted(skipped)
+
+
+def _is_pattern(path: str | pathlib.Path) -> bool:
+  return glob.has_magic(str(path)) and not pathlib.Path(path).exists()
+
+
+def _matches(pattern: str | pathlib.Path) -> list[pathlib.Path]:
+  found = [pathlib.Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]
+  if not found:
+    raise FileNotFoundError(f"{pattern} matches no file.")
+  return found
+
+
+def _find(path: pathlib.Path) -> tuple[list[Source], list[str]]:
   if not path.exists():
     raise FileNotFoundError(f"{path} does not exist; give a text file, JSON lines or a folder.")
-  files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+  for file in path.rglob("dataset_dict.json"):
+    arrow.dataset_files(file.parent)  # raises if there are several splits
+  files = arrow.dataset_files(path)
+  if files is None:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
   sources, skipped = [], []
   for file in files:
     relative = file.relative_to(path) if file != path else pathlib.Path(file.name)
     packing = file.suffix if file.suffix in PACKINGS else ""
     kind = pathlib.Path(file.name.removesuffix(packing)).suffix
     hidden = file != path and any(part.startswith(".") for part in relative.parts)
-    if hidden or kind not in KINDS or (kind == "" and not _is_text(file, packing)):
+    unread = kind not in KINDS or (packing and kind in arrow.SUFFIXES) or arrow.is_metadata(file)
+    if hidden or unread or (kind == "" and not _is_text(file, packing)):
       skipped.append(relative.as_posix())
     else:
       sources.append(Source(relative.as_posix(), file, kind, packing, file.stat().st_size))
@@ -157,6 +197,12 @@ def read_documents(
         text = b"".join(blocks)
         text.decode()  # raises where it is no UTF-8
         yield text
+      elif source.kind in arrow.SUFFIXES:
+        for i, (read, text) in enumerate(arrow.texts(source.path, text_field)):
+          place = f", row {i + 1}"
+          yield text
+          progress(int(read * source.size) - seen)
+          seen = int(read * source.size)
       else:
         for here, entry in _entries(blocks, source.kind):
           place = here
@@ -164,7 +210,7 @@ def read_documents(
           if (read := raw.tell()) != seen:
             progress(read - seen)
             seen = read
-    except ImportError:
+    except (ImportError, arrow.ColumnError):
       raise
     except Exception as e:
       # Broken files show themselves in many ways, each library with exceptions of its own.
