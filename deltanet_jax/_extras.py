@@ -19,15 +19,16 @@ _EXTRA = {
   "tensorboardX": "train",
   "tqdm": "train",
 }
-# What a subpackage imports beyond the core dependencies.
+# What importing a subpackage takes beyond the core dependencies.
 _NEEDS = {
-  "deltanet_jax.data": ("grain", "tqdm"),
-  "deltanet_jax.eval": ("flax", "grain", "optax", "orbax", "tensorboardX", "tqdm"),
+  "deltanet_jax.data": ("grain",),
+  "deltanet_jax.data.corpus.prepare": ("tqdm",),
+  "deltanet_jax.eval": ("flax", "grain", "optax", "orbax", "safetensors", "tqdm"),
   "deltanet_jax.generate": ("flax",),
   "deltanet_jax.interop": ("flax", "safetensors"),
   "deltanet_jax.mixers": ("flax",),
   "deltanet_jax.models": ("flax",),
-  "deltanet_jax.train": ("flax", "grain", "optax", "orbax", "tensorboardX", "tqdm"),
+  "deltanet_jax.train": ("flax", "grain", "optax", "orbax", "safetensors", "tqdm"),
 }
 
 
