@@ -22,7 +22,7 @@ _EXTRA = {
 # What importing a subpackage takes beyond the core dependencies.
 _NEEDS = {
   "deltanet_jax.data": ("grain",),
-  "deltanet_jax.data.corpus.prepare": ("tqdm",),
+  "deltanet_jax.data.corpus.prepare": ("grain", "tqdm"),
   "deltanet_jax.eval": ("flax", "grain", "optax", "orbax", "safetensors", "tqdm"),
   "deltanet_jax.generate": ("flax",),
   "deltanet_jax.interop": ("flax", "safetensors"),

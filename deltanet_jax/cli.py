@@ -70,6 +70,10 @@ def main() -> NoReturn:
     runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
   except MissingExtraError as e:
     raise SystemExit(f"deltanet: {e}") from e
+  except SystemExit as e:
+    if e.code == 1 and {"--help", "-h", "--helpfull", "--helpshort"} & set(arguments):
+      raise SystemExit(0) from None  # absl ends help with 1
+    raise
   raise SystemExit(0)
 
 
