@@ -27,8 +27,8 @@ def main():
     save_weights(trained, _OUTPUT.value)
   else:
     name = trained.tokenizer
-    beside = {} if name is None else load_tokenizer(name, trained.folder).files()
-    save_fla(trained.model, _OUTPUT.value, beside=beside)
+    extra_files = {} if name is None else load_tokenizer(name, trained.folder).files()
+    save_fla(trained.model, _OUTPUT.value, extra_files=extra_files)
   print(f"wrote the model after step {trained.step} to {_OUTPUT.value}")
 
 

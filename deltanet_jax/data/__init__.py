@@ -1,4 +1,4 @@
-"""What models are trained on: tasks, one of them text."""
+"""Training tasks: language modeling on text corpora, and synthetic tasks."""
 
 from deltanet_jax.data.corpus import (
   TOKENIZERS,

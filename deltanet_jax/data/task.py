@@ -1,4 +1,4 @@
-"""What a model is trained on: vocabulary, identity, batches by step, validation."""
+"""Interface of a training task: vocabulary, identity, batches by step, validation."""
 
 import abc
 import pathlib
@@ -8,31 +8,31 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-# tokens, targets, segment_ids [b L] int32, and mask [b L] bool of the targets that count.
+# tokens, targets, segment_ids [b L] int32, and mask [b L] bool: True for scored targets.
 Batch = dict[str, np.ndarray]
-_PREFETCH = 4  # batches that each reading thread may be ahead
+_PREFETCH = 4  # batches per worker thread
 
 
 class ValidationSource(abc.ABC):
   """Batches to evaluate on.
 
   Attributes:
-    validation_bytes: of the text that all targets of `validation` stand for; None if it is no text.
+    validation_bytes: Size of the text of all `validation` targets in bytes; None if not text.
   """
 
   validation_bytes: int | None = None
 
   @abc.abstractmethod
   def validation(self, host: int, hosts: int) -> Iterator[Batch]:
-    """Batches that are held out, in order, as many for every host."""
+    """Return the validation batches in order; every host gets the same number."""
 
 
 class Task(ValidationSource):
-  """A source of batches, the same for any number of hosts.
+  """Source of training and validation batches, deterministic for any number of hosts.
 
   Attributes:
-    vocab: token ids are below it.
-    shape: rows of a batch over all hosts, and tokens of a row.
+    vocab: Vocabulary size.
+    shape: (global batch size, sequence length).
   """
 
   vocab: int
@@ -40,31 +40,31 @@ class Task(ValidationSource):
 
   @abc.abstractmethod
   def identity(self) -> dict[str, str]:
-    """What must be the same when a run goes on: hashes or settings, by name."""
+    """Return hashes or settings, by name, that must be equal when a run resumes."""
 
   @abc.abstractmethod
   def batch(self, step: int, host: int, hosts: int) -> Batch:
-    """This host's rows of batch number `step`: a function of its arguments alone."""
+    """Return this host's part of batch `step`: a deterministic function of the arguments."""
 
   def validation(self, host: int, hosts: int) -> Iterator[Batch]:
-    """As of `ValidationSource`; none by default."""
+    """Return the validation batches; none by default."""
     return iter(())
 
   def describe(self) -> dict:
-    """JSON that a reader of the finished run needs, for instance the tokenizer's name."""
+    """Return JSON metadata needed to use the trained model, e.g. the tokenizer's name."""
     return {}
 
   def keep(self, folder: str | pathlib.Path):
-    """Writes files that such a reader needs as well into the folder of the run; none by default."""
+    """Save files needed to use the trained model to the run's folder; none by default."""
     return
 
   def remark(self, vocab: int) -> str | None:
-    """One line for people if a model of this vocabulary can be trained but hardly was meant."""
+    """Return a one-line warning about a probably unintended vocabulary size, or None."""
     return None
 
 
 def sequences_per_host(batch: int, host: int, hosts: int) -> int:
-  """Rows of one host, if they can be shared out."""
+  """Return the per-host batch size; raises unless `hosts` divides the batch."""
   if not 0 <= host < hosts:
     raise ValueError(f"host is {host}, expected 0 to {hosts - 1}.")
   if batch < 1 or batch % hosts:
@@ -73,28 +73,32 @@ def sequences_per_host(batch: int, host: int, hosts: int) -> int:
 
 
 class _Steps:
-  """One host's batches of a task, as grain reads them."""
+  """One host's batches of a task, as a random-access source for grain."""
 
   def __init__(self, task: Task, host: int, hosts: int):
     sequences_per_host(task.shape[0], host, hosts)
-    self._task, self._share = task, (host, hosts)
+    self._task, self._host = task, (host, hosts)
 
   def __len__(self) -> int:
-    return sys.maxsize // 2  # batches have no end
+    return sys.maxsize // 2  # unlimited
 
   def __getitem__(self, step: int) -> Batch:
-    return self._task.batch(step, *self._share)
+    return self._task.batch(step, *self._host)
 
 
 def training_batches(
   task: Task, *, host: int = 0, hosts: int = 1, workers: int = 0, start: int = 0
 ) -> grain.DatasetIterator[Batch]:
-  """Endless batches from step `start` on.
+  """Iterate over training batches, from step `start` on, without end.
 
-  The hosts' rows, one host after the other, are the same batch for any number of hosts.
+  The concatenation over hosts is the same batch for any number of hosts.
 
   Args:
-    workers: threads that read ahead; 0 reads when asked.
+    task: Source of the batches.
+    host: Index of this host.
+    hosts: Number of hosts.
+    workers: Threads that prefetch batches; 0 reads synchronously.
+    start: First step.
   """
   options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=_PREFETCH * workers)
   steps = grain.MapDataset.source(_Steps(task, host, hosts))

@@ -1,4 +1,4 @@
-"""Token mixers: registry from a mixer's kind to its class, and construction from settings."""
+"""Token mixers: registry from a mixer's kind to its class, and construction from a config."""
 
 from deltanet_jax.config import MixerConfig
 from deltanet_jax.mixers.abc_gsa import ABC, GSA
@@ -61,7 +61,7 @@ def mixer_class(kind: str) -> type[Mixer]:
 
 
 def mixer_config(kind: str) -> type[MixerConfig]:
-  """Settings class of the mixer registered under `kind`."""
+  """Config class of the mixer registered under `kind`."""
   return mixer_class(kind).Config
 
 
@@ -69,9 +69,9 @@ def build_mixer(cfg: MixerConfig, width: int, *, layer: Layer = ONLY_LAYER, **op
   """Build the mixer that `cfg` describes.
 
   Args:
-    cfg: settings; their `kind` selects the class.
+    cfg: hyperparameters; their `kind` selects the class.
     width: D, the size of the residual stream.
-    layer: position in the model, for mixers whose initialization depends on it.
+    layer: index in the model, for mixers whose initialization depends on it.
     options: `rngs`, and optionally `eps` of the norms and `std` of the initial weights.
   """
   mixer = mixer_class(cfg.kind)

@@ -1,11 +1,11 @@
-"""ABC and GSA: keys and values are summed into slots, and a query attends to the slots."""
+"""ABC and GSA: keys and values are averaged into memory slots, to which queries attend."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import (
   QKV,
@@ -29,13 +29,13 @@ from deltanet_jax.sharding import locally
 class ABCConfig(MixerConfig):
   kind: ClassVar[str] = "abc"
 
-  heads: int = 4
-  expand_k: float = 0.5  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  slots: int = 64  # per head
-  clamp: float = 32.0  # largest log weight of a token, either way
-  rope_base: float = 10000.0
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(0.5, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  slots: int = setting(64, "Memory slots per head.")
+  clamp: float = setting(32.0, "Slot logits are clipped to [-clamp, clamp].")
+  rope_base: float = setting(10000.0, "Base of the rotary position embedding.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "slots", "clamp", "rope_base")
@@ -46,13 +46,15 @@ class ABCConfig(MixerConfig):
 class GSAConfig(MixerConfig):
   kind: ClassVar[str] = "gsa"
 
-  heads: int = 4
-  expand_k: float = 1.0  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  slots: int = 64  # per head
-  gate_temperature: float = 8.0  # log decay = log sigmoid / temperature
-  norm_eps: float = 1e-5  # of the norm of all heads together
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(1.0, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  slots: int = setting(64, "Memory slots per head.")
+  gate_temperature: float = setting(
+    8.0, "Temperature of the decay: log decay = log_sigmoid(logit) / temperature."
+  )
+  norm_eps: float = setting(1e-5, "Epsilon of the output norm, which is over all heads together.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "slots", "gate_temperature", "norm_eps")
@@ -60,9 +62,9 @@ class GSAConfig(MixerConfig):
 
 
 class SlotMixer(Mixer):
-  """o_t = softmax(q_t Sk_t) Sv_t with Sk `[dk M]`, Sv `[M dv]` whose M slots decay alike.
+  """o_t = softmax(q_t Sk_t) Sv_t, with Sk `[dk M]` and Sv `[M dv]` for M slots with one decay each.
 
-  "S" of the state is (Sk, Sv).
+  "S" in the decoding state is (Sk, Sv).
   """
 
   operator = "linear_attention"
@@ -83,15 +85,20 @@ class SlotMixer(Mixer):
     return self.heads * self.cfg.slots * (self.key_size + self.value_size)
 
   def flops(self, length):
-    """Of two chunkwise passes: scores, outputs and state of each."""
+    """FLOPs of two chunkwise passes: scores, outputs and state of each."""
     sizes, M, C = self.key_size + self.value_size, self.cfg.slots, min(self.cfg.chunk, length)
     return 2 * self.heads * (C * (sizes + 2 * M) + 2 * M * sizes)
 
   def attend_to_slots(self, q, k, v, phi, g, segment_ids, state, *, scale):
-    """(o, S): a token writes phi `[B L H M]` of itself, slots keep e^g of what they hold."""
+    """Return (o, S).
+
+    Args:
+      phi: `[B L H M]`, weight with which a token is written to each slot.
+      g: `[B L H M]`, log decay of each slot.
+    """
     S = (None, None) if state is None else state["S"]
     chunk = self.cfg.chunk
-    # phi is float32 at least, so the logits are too.
+    # phi has the accumulation dtype, so the logits have it too.
     y, Sk = attend(q, k, phi, S[0], segment_ids, h=g, scale=scale, chunk=chunk)
     p = jax.nn.softmax(y, axis=-1)
     o, Sv = attend(p, phi, v, S[1], segment_ids, g=g, scale=1.0, chunk=chunk)
@@ -99,9 +106,10 @@ class SlotMixer(Mixer):
 
 
 class ABC(SlotMixer):
-  """A slot is the mean of all tokens so far, weighted by e^{s_t}; scores are times dk^-1/2.
+  """Each slot is the mean of all tokens so far, weighted by e^{s_t}; scores are scaled by dk^-1/2.
 
-  With z_t = log sum_{i<=t} e^{s_i} a token writes e^{s_t - z_t}, the slot keeps e^{z_{t-1} - z_t}.
+  With z_t = log sum_{i<=t} e^{s_i}, a token has weight e^{s_t - z_t} and the slot decays by
+  e^{z_{t-1} - z_t}.
   """
 
   Config = ABCConfig
@@ -137,7 +145,7 @@ class ABC(SlotMixer):
 
 
 def _sums_and_decay(s, z0, segment_ids):
-  """(z, z_{t-1} - z_t): the second 0 where there was no token before."""
+  """Return z_t and the log decay z_{t-1} - z_t, which is 0 at the first token of a segment."""
   z = logcumsumexp(s, z0=z0, segment_ids=segment_ids)
   z0 = jnp.full_like(z[:, 0], EMPTY) if z0 is None else z0
   before = jnp.concatenate([z0[:, None], z[:, :-1]], axis=1)
@@ -147,14 +155,14 @@ def _sums_and_decay(s, z0, segment_ids):
 
 
 class GSA(SlotMixer):
-  """A slot keeps e^{g_t} of what it holds and takes 1 - e^{g_t} of the token."""
+  """Each slot is an exponential moving average with decay e^{g_t} and input weight 1 - e^{g_t}."""
 
   Config = GSAConfig
   recurrence = "Sᵏ_t = Sᵏ_{t-1} Diag(α_t) + k_t φ_tᵀ, Sᵛ_t = Sᵛ_{t-1} Diag(α_t) + v_t φ_tᵀ"
   readout = "o_t = Sᵛ_t softmax(Sᵏ_t q_t)"
 
   def __init__(self, cfg: GSAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
-    del eps  # the norm inside has its own
+    del eps  # the output norm has its own
     super().__init__(cfg, width, std=std, rngs=rngs)
     inner = self.heads * self.value_size
     self.norm = RMSNorm(inner, "heads", eps=cfg.norm_eps)

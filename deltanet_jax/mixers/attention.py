@@ -1,10 +1,10 @@
-"""Softmax attention, with rotary positions or none: over all earlier tokens or a sliding window."""
+"""Causal softmax attention: global or sliding-window, grouped-query, optionally with RoPE."""
 
 from typing import ClassVar
 
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, merge_heads, rope, split_heads
 from deltanet_jax.ops import cached_attention, causal_attention, init_cache
@@ -16,16 +16,22 @@ from deltanet_jax.sharding import locally
 class AttentionConfig(MixerConfig):
   kind: ClassVar[str] = "attention"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  kv_heads: int | None = None  # None: as many as heads
-  window: int | None = None  # keys a token sees, its own included; None: all before it
-  rope_base: float | None = 10000.0  # None: no positions
-  bias: bool = False  # of all four maps
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head; even.")
+  kv_heads: int | None = setting(
+    None, "Number of key and value heads (grouped-query attention); None: as many as heads."
+  )
+  window: int | None = setting(
+    None, "Sliding window in tokens, the current one included; None: global attention."
+  )
+  rope_base: float | None = setting(
+    10000.0, "Base of the rotary position embedding; None: no position embedding."
+  )
+  bias: bool = setting(False, "Add biases to the q, k, v and output projections.")
 
   def validate(self):
     check_positive(self, "heads", "head_size", "kv_heads", "window", "rope_base")
-    check(self.head_size % 2 == 0, f"head_size is {self.head_size}, expected an even one.")
+    check(self.head_size % 2 == 0, f"head_size is {self.head_size}, expected an even number.")
 
 
 class Attention(Mixer):
@@ -35,7 +41,7 @@ class Attention(Mixer):
   recurrence = "K_t = [K_{t-1}; k_t], V_t = [V_{t-1}; v_t]"
   readout = "o_t = V_tᵀ softmax(K_t q_t)"
   operator = "causal_attention"
-  efficient_form = "masked products, a window by blocks"
+  efficient_form = "masked matmuls, a window by blocks"
   kernels = "Pallas on GPU, TPU"
   decode = "cache"
   in_place = ("k", "v")
@@ -43,7 +49,7 @@ class Attention(Mixer):
   def __init__(
     self, cfg: AttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.cfg = cfg
     self.heads = cfg.heads or max(width // cfg.head_size, 1)
     self.kv_heads = cfg.kv_heads or self.heads
@@ -77,7 +83,7 @@ class Attention(Mixer):
     if self.cfg.rope_base is not None:
       start = jnp.zeros((B,), jnp.int32) if state is None else state.position
       position = segment_positions(start, L, segment_ids)
-      # Keys are stored rotated: their own position does not change any more.
+      # The cache stores rotated keys: the position of a key is fixed.
       q, k = (rope(y, position, self.cfg.rope_base) for y in (q, k))
     window = self.cfg.window
     if state is None:
@@ -87,12 +93,12 @@ class Attention(Mixer):
       (o,) = locally(attend, (q, k, v, segment_ids), names, (heads,))
     else:
       if window is not None and window > state.k.shape[2]:
-        window = None  # rows are shorter than the window
+        window = None  # no sequence is longer than the window
       o, state = cached_attention(q, k, v, state, window=window, segment_ids=segment_ids)
     return self.out(merge_heads(o)), state
 
   def flops(self, length):
     keys = min(length, self.cfg.window or length)
-    # Half of a causal square; a window is full but for its beginning.
+    # Mean number of visible keys: it rises to `keys` over the first `keys` tokens, then stays.
     seen = (keys + 1) / 2 * keys / length + keys * (length - keys) / length
     return 4 * self.heads * self.cfg.head_size * seen

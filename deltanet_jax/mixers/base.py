@@ -1,4 +1,4 @@
-"""Interface of all mixers, and checks that their settings share."""
+"""Interface of all mixers, and validation that their configs share."""
 
 import abc
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +11,7 @@ from deltanet_jax.ops.delta_rule import DELTA_RULE
 
 
 class Layer(NamedTuple):
-  """Position of a mixer in the model; the index may be traced."""
+  """Layer index of a mixer and depth of the model; the index may be traced."""
 
   index: int | Int[Array, ""] = 0
   depth: int = 1
@@ -77,6 +77,7 @@ class Mixer(nnx.Module, abc.ABC):
 
 
 def check_conv(conv: int):
+  """Raise ValueError for an invalid kernel width of a short convolution."""
   check(
     conv == 0 or conv > 1,
     f"conv is {conv!r}, expected a kernel width above 1, or 0 for no convolution.",
@@ -84,6 +85,7 @@ def check_conv(conv: int):
 
 
 def check_implementation(implementation: str | None):
+  """Raise ValueError for an unknown implementation of the delta rule."""
   DELTA_RULE.check_name(implementation)
 
 

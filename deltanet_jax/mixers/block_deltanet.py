@@ -1,7 +1,8 @@
-"""Large heads: a delta rule for each block of keys, the paper's proposal for larger states.
+"""Block DeltaNet: one delta rule per block of a large key, the paper's proposal for larger states.
 
-The transition of a head is block diagonal, so its blocks are heads of the delta rule that share
-values and beta and whose outputs are summed; no block is larger than what fits a kernel.
+The transition matrix of a head is block-diagonal. Each block runs as a head of the delta rule, with
+values and beta shared by the blocks of a head and outputs summed over them. Head sizes are thus not
+limited by what one kernel supports, only block sizes are.
 """
 
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
@@ -22,15 +23,23 @@ from deltanet_jax.ops.epilogue import Epilogue
 class BlockDeltaNetConfig(MixerConfig):
   kind: ClassVar[str] = "block_deltanet"
 
-  heads: int | None = None  # None: as many as fill the width with keys
-  key_size: int = 512
-  block_size: int = 128  # of keys; divides key_size
-  value_size: int = 512
-  conv: int = 4
-  negative_eigenvalues: bool = False
-  output_gate: bool = False
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: width / key_size.")
+  key_size: int = setting(512, "Key size per head (dk).")
+  block_size: int = setting(
+    128, "Keys are split into blocks of this size, each with its own delta rule; divides key_size."
+  )
+  value_size: int = setting(512, "Value size per head (dv).")
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  output_gate: bool = setting(False, "Gate the output after the per-head norm.")
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "block_size", "value_size")
@@ -57,7 +66,7 @@ class BlockDeltaNet(DeltaRuleMixer):
     self.heads = H = cfg.heads or max(width // cfg.key_size, 1)
     self.blocks = cfg.key_size // cfg.block_size
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
-    # Each block by itself: of a key of norm 1 in all, a block would erase but an m-th.
+    # Each block is normalized: with a key of total norm 1, a block would correct only 1/m of it.
     epilogue = Epilogue("silu", "l2", cfg.block_size), Epilogue("silu", size=dv)
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
     self.beta = Linear((width, H), ("embed", None), std=std, rngs=rngs)
@@ -68,7 +77,7 @@ class BlockDeltaNet(DeltaRuleMixer):
     return dict(S=jnp.zeros(shape, accum_dtype(dtype)), **self.qkv.init_state(batch, dtype))
 
   def flops(self, length):
-    """Of the chunkwise form, whose products with values every block does anew."""
+    """FLOPs of the chunkwise form; every block repeats the matmuls with values."""
     dk, dv, C = self.cfg.block_size, self.value_size, min(self.cfg.chunk or 64, length)
     linear, correction = C * dk + C * dv + 2 * dk * dv, C * dk + C * C / 3 + C * dv + dk * dv
     return 2 * self.heads * self.blocks * (linear + correction)

@@ -1,10 +1,10 @@
-"""DeltaNet: the delta rule with normalised keys (paper, sections 3.3 and 3.4)."""
+"""DeltaNet: the delta rule with normalized keys (paper, sections 3.3 and 3.4)."""
 
 from typing import ClassVar
 
 import jax
 
-from deltanet_jax.config import MixerConfig, check_one_of, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_one_of, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import DeltaRuleMixer
@@ -17,16 +17,24 @@ from deltanet_jax.ops.epilogue import Activation, Epilogue, Norm
 class DeltaNetConfig(MixerConfig):
   kind: ClassVar[str] = "deltanet"
 
-  heads: int | None = None  # None: as many as fill the width with keys
-  key_size: int = 128  # per head
-  value_size: int = 128
-  activation: Activation = "silu"  # of q and k; "elu" is 1 + elu
-  norm: Norm = "l2"  # of q and k
-  conv: int = 4  # width of the short convolution, 0 for none
-  negative_eigenvalues: bool = False  # beta in (0, 2)
-  output_gate: bool = False
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: width / key_size.")
+  key_size: int = setting(128, "Key size per head (dk).")
+  value_size: int = setting(128, "Value size per head (dv).")
+  activation: Activation = setting(
+    "silu", "Activation of q and k: silu, relu, elu (1 + elu) or identity."
+  )
+  norm: Norm = setting("l2", "Norm of q and k per head: l2 or l1.")
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  output_gate: bool = setting(False, "Gate the output after the per-head norm.")
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size")

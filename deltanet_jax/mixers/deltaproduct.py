@@ -1,26 +1,28 @@
-"""DeltaProduct: several delta steps for every token, with a decay per head and token."""
+"""DeltaProduct: several delta-rule steps per token, with a per-head (scalar) decay."""
 
 from typing import ClassVar
 
 import jax.numpy as jnp
 
-from deltanet_jax.config import check_positive, settings
+from deltanet_jax.config import check_positive, setting, settings
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from deltanet_jax.mixers.layers import split_heads
 
 
 @settings
 class DeltaProductConfig(GatedDeltaNetConfig):
-  """Those of Gated DeltaNet, with `chunk` counted in steps."""
+  """Fields of Gated DeltaNet, but `chunk` counts delta-rule steps instead of tokens."""
 
   kind: ClassVar[str] = "deltaproduct"
 
-  steps: int = 2  # delta steps per token
-  forget_gate: bool = True
-  negative_eigenvalues: bool = True
+  steps: int = setting(2, "Delta-rule steps (Householder factors) per token.")
+  forget_gate: bool = setting(True, "Decay the state, as in Gated DeltaNet.")
+  negative_eigenvalues: bool = setting(
+    True, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
 
   def validate(self):
-    # Not super(): a class with slots is made twice, and the method belongs to the first.
+    # Not super(): dataclass slots recreate the class, which breaks the zero-argument form.
     GatedDeltaNetConfig.validate(self)
     check_positive(self, "steps")
 
@@ -51,7 +53,7 @@ class DeltaProduct(GatedDeltaNet):
     q, k, v = split_heads(q, H), split_heads(k, n * H), split_heads(v, n * H)
 
     def at(step, y):
-      """y `[B L ..]` at one step of each token, zeros at the others."""
+      """Return y `[B L ..]` at one step of each token and zeros at the others, `[B L n ..]`."""
       zeros = [(0, 0), (0, 0), (step, n - 1 - step)] + [(0, 0)] * (y.ndim - 2)
       return jnp.pad(y[:, :, None], zeros)
 
@@ -62,7 +64,7 @@ class DeltaProduct(GatedDeltaNet):
       for y, size in zip(steps, (4, 3, 3, 3, 4))
     )
     if state is not None and L == 1:
-      # One step after the other, each with the decoding form of the delta rule.
+      # Step by step, with the decoding kernel of the delta rule.
       new = state
       for j in range(n):
         step = (None if y is None else y[:, j : j + 1] for y in (q, k, v, beta, g))

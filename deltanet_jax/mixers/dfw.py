@@ -1,11 +1,11 @@
-"""DFW (decaying fast weights): linear attention whose keys and values both decay per channel."""
+"""DFW (decaying fast weights): linear attention with per-channel decays of keys and values."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, HeadOutput, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.ops.checks import check_chunk
@@ -16,10 +16,10 @@ from deltanet_jax.ops.dtypes import upcast
 class DFWConfig(MixerConfig):
   kind: ClassVar[str] = "dfw"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  output_gate: bool = True
-  chunk: int = 64
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head.")
+  output_gate: bool = setting(True, "Gate the output after the per-head norm.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "head_size")
@@ -27,7 +27,7 @@ class DFWConfig(MixerConfig):
 
 
 def _gate(width, heads, size, *, std, rngs):
-  """To the logits of a gate that starts uniform over a head's channels, away from 0 and 1."""
+  """Projection to gate logits; the bias makes initial gates uniform in (0, 1) over channels."""
   gate = Linear((width, heads * size), ("embed", "heads"), std=std, rngs=rngs, bias=True)
   edge = 1 / (size + 1)
   u = jax.random.uniform(rngs.params(), (heads * size,), jnp.float32, edge, 1 - edge)
@@ -42,7 +42,7 @@ class DFW(LinearAttentionMixer):
   recurrence = "S_t = S_{t-1} ⊙ (β_t α_tᵀ) + v_t k_tᵀ"
   readout = "o_t = S_t q_t"
   efficient_form = "chunkwise, two levels"
-  kernels = "plain XLA"  # values decay too, which no kernel has
+  kernels = "plain XLA"  # no kernel supports the decay of values
 
   def __init__(self, cfg: DFWConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
     self.cfg = cfg

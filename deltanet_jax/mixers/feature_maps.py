@@ -1,6 +1,6 @@
-"""Feature maps of linear attention: from a query or key of one head to its features."""
+"""Feature maps of linear attention: phi(x) for a query or key x of one head."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from deltanet_jax.ops.dtypes import upcast
 from deltanet_jax.sharding import locally
 
 FeatureName = Literal["identity", "elu", "relu", "t2r", "hadamard", "hedgehog", "dpfp", "taylor"]
-# A sum whose terms may cancel is nothing to divide by: maps with negative features, and those of
-# which phi(q) phi(k) can be negative too.
+# Normalizers are sums whose terms must not cancel. Feature maps with negative features, and those
+# for which phi(q) phi(k) may be negative as well.
 SIGNED_FEATURES = ("identity", "hadamard", "taylor")
 SIGNED_PRODUCTS = ("identity", "hadamard")
 
@@ -22,14 +22,14 @@ _HEADS = ("batch", "length", "heads", None)
 
 
 class FeatureMap(nnx.Module):
-  """phi(x) over the last axis, the same weights for every head.
+  """phi(x) over the last axis, with weights shared by all heads.
 
   identity  x
   elu       1 + elu(x)
   relu      relu(x)
   t2r       relu(x W)
   hadamard  (x W_1 + b_1) * (x W_2 + b_2)
-  hedgehog  softmax([2 u, -2 u]), u = x W + b, which starts as x
+  hedgehog  softmax([2 u, -2 u]), u = x W + b, initially x
   dpfp      r * roll(r, j) for j = 1 .. nu, r = [relu(x), relu(-x)]
   taylor    exp to second order: phi(x) phi(y) = 1 + s + s^2 / 2, s = x y / sqrt(d)
   """
@@ -48,12 +48,12 @@ class FeatureMap(nnx.Module):
       self.first.kernel = param(jnp.eye(size), None, None)
 
   def flops(self) -> int:
-    """Of products with its weights, for one query or key of one head."""
+    """FLOPs of the matmuls with its weights, for one query or key of one head."""
     return sum(2 * x.kernel.size for x in (self.first, self.second) if x is not None)
 
   def __call__(self, x: Float[Array, "B L H d"]) -> Float[Array, "B L H f"]:
-    # By each device for its own heads: with tokens split before and heads after, the compiler sums
-    # the gradient of weights that heads share over the wrong parts.
+    # Under shard_map, each device for its own heads: where the sharding changes from tokens to
+    # heads, the compiler sums the gradient of shared weights over the wrong mesh axes.
     weights, treedef = jax.tree.flatten(self)
     run = lambda x, *weights: (jax.tree.unflatten(treedef, weights).features(x),)
     names = (_HEADS, *((None,) * w.ndim for w in weights))
@@ -61,6 +61,7 @@ class FeatureMap(nnx.Module):
     return y
 
   def features(self, x):
+    """phi(x) on one device."""
     match self.name:
       case "identity":
         return x
@@ -84,4 +85,4 @@ class FeatureMap(nnx.Module):
         terms = [x * d**-0.25, x * x * (2 * d) ** -0.5, x[..., i] * x[..., j] * d**-0.5]
         return jnp.concatenate([jnp.ones_like(x[..., :1]), *terms], axis=-1)
       case _:
-        raise ValueError(f"the feature map is {self.name!r}, which is not known.")
+        raise ValueError(f"feature_map is {self.name!r}, expected one of {get_args(FeatureName)}.")

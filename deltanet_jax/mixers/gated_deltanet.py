@@ -1,11 +1,11 @@
-"""Gated DeltaNet: the delta rule with a decay per head and token."""
+"""Gated DeltaNet: the delta rule with a per-head (scalar) decay."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
@@ -25,14 +25,20 @@ from deltanet_jax.ops.epilogue import Epilogue
 class GatedDeltaNetConfig(MixerConfig):
   kind: ClassVar[str] = "gated_deltanet"
 
-  heads: int | None = None  # None: keys fill three quarters of the width
-  key_size: int = 256
-  value_size: int = 512
-  conv: int = 4
-  negative_eigenvalues: bool = False
-  output_gate: bool = True
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: keys fill three quarters of the width.")
+  key_size: int = setting(256, "Key size per head (dk).")
+  value_size: int = setting(512, "Value size per head (dv).")
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  output_gate: bool = setting(True, "Gate the output after the per-head norm.")
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size")
@@ -58,7 +64,7 @@ class GatedDeltaNet(DeltaRuleMixer):
     steps: int = 1,
     rngs,
   ):
-    """`steps` is the number of keys, values and betas of a token."""
+    """Args: steps: keys, values and betas per token (DeltaProduct)."""
     self.cfg = cfg
     self.heads = H = cfg.heads or max(3 * width // (4 * cfg.key_size), 1)
     self.key_size, self.value_size = dk, dv = cfg.key_size, cfg.value_size
@@ -67,25 +73,25 @@ class GatedDeltaNet(DeltaRuleMixer):
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, **options)
     self.beta = Linear((width, steps * H), ("embed", None), std=std, rngs=rngs)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs)
-    # The published range begins at 0, where the logarithm is lost.
+    # The published range starts at 0, whose logarithm is -inf.
     A = jax.random.uniform(rngs.params(), (H,), jnp.float32, 1e-3, 16.0)
     self.A_log = param(jnp.log(A), None)
     self.dt_bias = param(dt_bias(rngs, (H,)), None)
     self.output = HeadOutput(width, H, dv, cfg.output_gate, eps=eps, std=std, rngs=rngs)
 
   def projections(self, x, segment_ids, state):
-    """((q, k, v), beta, g, convolution states), q to beta with all channels in one axis.
+    """Return ((q, k, v), beta, g, convolution states), with heads not yet split.
 
-    g is None in a mixer that has no forget gate.
+    g, the log decay, is None without a forget gate.
     """
-    wide = accum_dtype(x.dtype)
+    accum = accum_dtype(x.dtype)
     extra = [self.beta] if self.decay is None else [self.beta, self.decay]
     (q, k, v, beta, *decay), convs = self.qkv(x, segment_ids, state, extra=extra)
-    qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(wide))
+    qkv, beta = (q, k, v), jax.nn.sigmoid(beta.astype(accum))
     if self.decay is None:
       return qkv, beta, None, convs
-    dt = jax.nn.softplus(decay[0].astype(wide) + self.dt_bias[...].astype(wide)[None, None])
-    g = -jnp.exp(self.A_log[...].astype(wide))[None, None] * dt
+    dt = jax.nn.softplus(decay[0].astype(accum) + self.dt_bias[...].astype(accum)[None, None])
+    g = -jnp.exp(self.A_log[...].astype(accum))[None, None] * dt
     return qkv, beta, g, convs
 
   def mix(self, x, segment_ids, state):

@@ -1,4 +1,4 @@
-"""Gated RFA: random features of a Gaussian kernel, normalised, with a decay per head."""
+"""Gated RFA: normalized random-feature attention with a per-head (scalar) decay."""
 
 import functools
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
 from deltanet_jax.ops.checks import check_chunk
@@ -18,12 +18,16 @@ from deltanet_jax.ops.dtypes import upcast
 class GatedRFAConfig(MixerConfig):
   kind: ClassVar[str] = "gated_rfa"
 
-  heads: int | None = None  # None: as many as fill the width
-  head_size: int = 64
-  features: int = 64  # random directions per head; each gives a sine and a cosine
-  seed: int = 0  # of the directions, which are not trained and the same in every layer
-  smallest: float = 0.01  # the denominator is no smaller
-  chunk: int = 64
+  heads: int | None = setting(None, "Number of heads; None: width / head_size.")
+  head_size: int = setting(64, "Size of queries, keys and values per head.")
+  features: int = setting(
+    64, "Random projections per head; each yields a sine and a cosine feature."
+  )
+  seed: int = setting(
+    0, "Random seed of the projections, which are not trained and equal in all layers."
+  )
+  smallest: float = setting(0.01, "Lower bound of the normalizer that outputs are divided by.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "head_size", "features", "smallest")
@@ -32,14 +36,15 @@ class GatedRFAConfig(MixerConfig):
 
 @functools.cache
 def directions(seed: int, heads: int, features: int, size: int) -> np.ndarray:
-  """Normal numbers `[H f d]`, the same for a seed in every version of NumPy and JAX."""
+  """Random projections `[H f d]`, standard normal and equal in all versions of NumPy and JAX."""
   return np.random.RandomState(seed).standard_normal((heads, features, size))
 
 
 class GatedRFA(LinearAttentionMixer):
   """o_t = phi(q_t) S_t / max(phi(q_t) z_t, smallest), S_t = a_t S_{t-1} + (1 - a_t) phi(k_t)^T v_t.
 
-  z_t is decayed and added to as S_t, phi(x) = f^-1/2 [sin(W x), cos(W x)] of unit vectors x.
+  z_t = a_t z_{t-1} + (1 - a_t) phi(k_t); phi(x) = f^-1/2 [sin(W x), cos(W x)] of x / |x|, random
+  features of a Gaussian kernel.
   """
 
   Config = GatedRFAConfig
@@ -50,27 +55,27 @@ class GatedRFA(LinearAttentionMixer):
   def __init__(
     self, cfg: GatedRFAConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.cfg = cfg
     self.heads = H = cfg.heads or max(width // cfg.head_size, 1)
     self.key_size, self.value_size = 2 * cfg.features, cfg.head_size
     inner = H * cfg.head_size
     self.qkv = QKV(width, inner, inner, 0, std=std, rngs=rngs, bias=True)
-    # Of each input of the directions: the kernel's inverse width.
+    # Inverse kernel width per channel.
     self.sharpness = param(jnp.ones((H, cfg.head_size)), None, None, decays=False)
     self.decay = Linear((width, H), ("embed", None), std=std, rngs=rngs, bias=True)
-    self.decay.bias = param(jnp.full(H, 2.0), None)  # remembers for about eight tokens
+    self.decay.bias = param(jnp.full(H, 2.0), None)  # decay 0.88: a memory of about 8 tokens
     self.out = Linear((inner, width), ("heads", "embed"), std=std, rngs=rngs, bias=True)
 
   def flops(self, length):
-    # The directions are no weights, but queries and keys are multiplied by them.
+    # The matmuls of queries and keys with the random projections, which are not parameters.
     return super().flops(length) + 4 * self.heads * self.cfg.features * self.cfg.head_size
 
   def features(self, x):
-    """phi of x `[B L H d]`, as [sines, cosines]."""
+    """Return phi(x) of x `[B L H d]` as [sines, cosines]."""
     y = upcast(x)
     squares = (y * y).sum(axis=-1, keepdims=True)
-    # The root of 0 has no gradient; an inner `where` keeps it from being asked for.
+    # The gradient of sqrt at 0 is infinite; the inner `where` avoids evaluating it.
     norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     cfg = self.cfg
     W = jnp.asarray(directions(cfg.seed, self.heads, cfg.features, cfg.head_size), y.dtype)

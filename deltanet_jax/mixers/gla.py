@@ -1,10 +1,10 @@
-"""GLA: linear attention with a decay per key channel."""
+"""GLA (gated linear attention): linear attention with a per-channel (vector) decay."""
 
 from typing import ClassVar
 
 import jax
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import HeadOutput, Linear, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -16,13 +16,15 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class GLAConfig(MixerConfig):
   kind: ClassVar[str] = "gla"
 
-  heads: int = 4
-  expand_k: float = 0.5  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  gate_rank: int = 16
-  gate_temperature: float = 16.0  # log decay = log sigmoid / temperature
-  conv: int = 0
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(0.5, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  gate_rank: int = setting(16, "Rank of the low-rank projection to the decay logits.")
+  gate_temperature: float = setting(
+    16.0, "Temperature of the decay: log decay = log_sigmoid(logit) / temperature."
+  )
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "gate_rank", "gate_temperature")

@@ -1,11 +1,11 @@
-"""HGRN-2: linear attention that writes with what its decay per key channel forgets."""
+"""HGRN-2: linear attention with a per-channel (vector) decay a_t and keys 1 - a_t."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, count_heads
 from deltanet_jax.mixers.layers import QKV, Linear, RMSNorm, merge_heads, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -17,10 +17,10 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class HGRN2Config(MixerConfig):
   kind: ClassVar[str] = "hgrn2"
 
-  key_size: int = 128  # of keys and values; as many heads as fill the width
-  norm_eps: float = 1e-5  # of the norm of all heads together
-  conv: int = 0
-  chunk: int = 64
+  key_size: int = setting(128, "Key and value size per head; divides the width.")
+  norm_eps: float = setting(1e-5, "Epsilon of the output norm, which is over all heads together.")
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "key_size", "norm_eps")
@@ -31,8 +31,8 @@ class HGRN2Config(MixerConfig):
 class HGRN2(LinearAttentionMixer):
   """o_t = dk^-1/2 q_t S_t, S_t = Diag(a_t) S_{t-1} + (1 - a_t)^T v_t.
 
-  a_t = gamma + (1 - gamma) sigmoid(f_t), where gamma, the lower bound, is the layer's share of one
-  matrix that the model learns for all layers; without one it is 0, as in a first layer.
+  a_t = gamma + (1 - gamma) sigmoid(f_t). The model learns the lower bounds gamma `[D]` of all
+  layers (`models/hgrn2_lower_bounds.py`); without one it is 0, as in the first layer.
   """
 
   Config = HGRN2Config
@@ -42,11 +42,11 @@ class HGRN2(LinearAttentionMixer):
   bounded = True
 
   def __init__(self, cfg: HGRN2Config, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
-    del eps  # the norm inside has its own
+    del eps  # the output norm has its own
     self.cfg = cfg
     self.heads = count_heads(width, key_size=cfg.key_size)
     self.key_size = self.value_size = cfg.key_size
-    # The keys' projection gives the logits of the decay.
+    # The projection to keys yields the logits f of the decay.
     self.qkv = QKV(width, width, width, cfg.conv, std=std, rngs=rngs)
     self.norm = RMSNorm(width, "heads", eps=cfg.norm_eps)
     self.out = Linear((width, width), ("heads", "embed"), std=std, rngs=rngs)
@@ -62,11 +62,11 @@ class HGRN2(LinearAttentionMixer):
 
 
 def _forget(f, gamma):
-  """(log a, 1 - a) for a = gamma + (1 - gamma) sigmoid(f), each without cancellation."""
+  """Return (log a, 1 - a) for a = gamma + (1 - gamma) sigmoid(f), without cancellation."""
   kept, forgotten = jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)
   if gamma is None:
     return kept, forgotten
   gamma = gamma.astype(f.dtype)[None, None]
-  # 1e-30 stands for 0, whose logarithm would have no gradient.
+  # Clamped to 1e-30: the logarithm of 0 has no gradient.
   log_gamma = jnp.log(jnp.maximum(gamma, 1e-30))
   return jnp.logaddexp(log_gamma, jnp.log1p(-gamma) + kept), (1 - gamma) * forgotten

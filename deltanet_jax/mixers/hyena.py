@@ -1,4 +1,4 @@
-"""Hyena and Multihead Hyena: gates around a long convolution whose filter is a small network."""
+"""Hyena and Multihead Hyena: gated long convolutions whose filters are implicit (small MLPs)."""
 
 import math
 from typing import ClassVar
@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer, count_heads
 from deltanet_jax.mixers.layers import (
   Linear,
@@ -35,11 +35,13 @@ _TOKENS, _FILTER, _SEGMENTS = (
 class HyenaConfig(MixerConfig):
   kind: ClassVar[str] = "hyena"
 
-  length: int = 2048  # taps of the filter; tokens further back are not seen
-  conv: int = 3  # width of the short convolution
-  features: int = 33  # of a position: itself, cosines and sines
-  filter_width: int = 64
-  frequency: float = 14.0  # of the sines between the filter's layers, at first
+  length: int = setting(2048, "Length of the long convolution filter in tokens.")
+  conv: int = setting(3, "Kernel width of the short convolution.")
+  features: int = setting(
+    33, "Positional features of the filter network: the position, cosines and sines; odd."
+  )
+  filter_width: int = setting(64, "Hidden size of the filter network.")
+  frequency: float = setting(14.0, "Initial frequency of the filter network's sine activations.")
 
   def validate(self):
     check_positive(self, "length", "filter_width", "frequency")
@@ -53,7 +55,7 @@ class HyenaConfig(MixerConfig):
 class MultiheadHyenaConfig(HyenaConfig):
   kind: ClassVar[str] = "multihead_hyena"
 
-  head_size: int = 16
+  head_size: int = setting(16, "Key and value size per head; each head has one filter.")
 
   def validate(self):
     HyenaConfig.validate(self)
@@ -61,7 +63,7 @@ class MultiheadHyenaConfig(HyenaConfig):
 
 
 class Filter(nnx.Module):
-  """h_s of every filter from the place s: a network with sines, under a decaying window."""
+  """Implicit filters h_s: an MLP of the position s with sine activations, times a window."""
 
   def __init__(self, cfg, filters, *, std, rngs):
     self.cfg, self.filters = cfg, filters
@@ -73,29 +75,29 @@ class Filter(nnx.Module):
     self.last = weight(width, filters)
 
   def __call__(self, taps, dtype):
-    """[taps filters]; zeros beyond the filter's length."""
+    """Return h `[taps filters]`, zero from index `cfg.length` on."""
     length = self.cfg.length
     t = np.linspace(0, 1, length)[: min(taps, length), None]
     bands = (self.cfg.features - 1) // 2
     angle = 2 * math.pi * np.arange(len(t))[:, None] / length * np.linspace(1e-4, bands - 1, bands)
     x = jnp.asarray(np.concatenate([t, np.cos(angle), -np.sin(angle)], axis=1), dtype)
-    row = lambda w: w[...].astype(dtype)[None]
+    over_taps = lambda w: w[...].astype(dtype)[None]
     for kernel, bias in zip(self.kernels, self.biases):
-      x = jnp.sin(row(self.frequency) * (x @ kernel[...].astype(dtype) + row(bias)))
-    # From one that is 1 % after 1.5 times the length to one after 0.3 times.
+      x = jnp.sin(over_taps(self.frequency) * (x @ kernel[...].astype(dtype) + over_taps(bias)))
+    # The windows decay to 1 % at 1.5 times the length (first filter) to 0.3 times it (last).
     rates = np.abs(np.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, self.filters))
     h = (x @ self.last[...].astype(dtype)) * jnp.asarray(np.exp(-t * rates), dtype)
     return jnp.pad(h, ((0, taps - len(t)), (0, 0)))
 
 
 class _LongConvMixer(Mixer):
-  """Projections, short convolution, filter, and decoding from the history of what is convolved."""
+  """Projections, short convolution and long convolution; decoding stores its full input history."""
 
   operator = "long_conv"
   efficient_form = "FFT by halves"
   decode = "history"
   in_place = ("history", "filter")
-  remembered: ClassVar[int]  # numbers of a token that later ones read, over the width
+  history_ratio: ClassVar[int]  # channels in the history over the model width
 
   def _build(self, cfg, width, filters, *, std, rngs):
     self.cfg, self.width = cfg, width
@@ -107,9 +109,9 @@ class _LongConvMixer(Mixer):
     self.out = Linear((width, width), ("heads", "embed"), std=std, rngs=rngs, bias=True)
 
   def init_state(self, batch, max_length, dtype):
-    """The filter is kept: to make it anew for every token would cost more than all else."""
+    """The state includes the filter: evaluating its MLP per token would dominate decoding."""
     return dict(
-      history=jnp.zeros((batch, max_length, self.remembered * self.width), dtype),
+      history=jnp.zeros((batch, max_length, self.history_ratio * self.width), dtype),
       filter=self.filter(max_length, accum_dtype(dtype)),
       conv=self.conv.init_state(batch, dtype),
       index=jnp.zeros((), jnp.int32),
@@ -124,25 +126,25 @@ class _LongConvMixer(Mixer):
     y, conv = self.conv(self.into(x), before, segment_ids)
     read, *written = jnp.split(y, 3, axis=-1)
     written = self.write(*written)
-    wide, L = accum_dtype(x.dtype), x.shape[1]
+    accum, L = accum_dtype(x.dtype), x.shape[1]
     if state is None:
-      # A token's own place in the filter has a weight beside it.
-      h = self.filter(L, wide).at[0].add(self.bias[...].astype(wide))
+      # The skip connection b adds to tap 0 of the filter.
+      h = self.filter(L, accum).at[0].add(self.bias[...].astype(accum))
       return self.out(self.convolve(read, written, h, segment_ids)), None
     n, M = state["index"], state["history"].shape[1]
     history = layer_state.write_at(state["history"], written.astype(state["history"].dtype), n, 1)
     held = layer_state.read(history).astype(x.dtype)
-    h = layer_state.read(state["filter"]).at[0].add(self.bias[...].astype(wide))
-    # Tokens of the first segment that are already here have its number, those before it none.
-    place = jnp.arange(M, dtype=jnp.int32)[None]
-    numbers = (place >= n - state["position"][:, None]).astype(jnp.int32) - 1
+    h = layer_state.read(state["filter"]).at[0].add(self.bias[...].astype(accum))
+    # Segment numbers in the history: 0 for the segment that continues, -1 for earlier ones.
+    slot = jnp.arange(M, dtype=jnp.int32)[None]
+    numbers = (slot >= n - state["position"][:, None]).astype(jnp.int32) - 1
     if L == 1:
       y = self.read(read[:, 0], jnp.where((numbers == 0)[..., None], held, 0), h, n)[:, None]
     else:
       ids = jnp.zeros(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
       numbers = layer_state.write_at(numbers, number_segments(ids), n, 1)
-      placed = layer_state.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
-      y = self.convolve(placed, held, h, numbers)
+      padded = layer_state.write_at(jnp.zeros((*x.shape[:1], M, self.width), x.dtype), read, n, 1)
+      y = self.convolve(padded, held, h, numbers)
       y = lax.dynamic_slice_in_dim(y, n, L, axis=1)
     position = segment_positions(state["position"], L, segment_ids)[:, -1] + 1
     new = dict(history=history, filter=state["filter"], conv=conv, index=n + L, position=position)
@@ -155,24 +157,26 @@ class Hyena(_LongConvMixer):
   Config = HyenaConfig
   recurrence = "Z_t = [Z_{t-1}; k_t ⊙ v_t]"
   readout = "o_t = q_t ⊙ Σ_s h_s ⊙ z_{t-s}"
-  remembered = 1
+  history_ratio = 1
 
   def __init__(self, cfg: HyenaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self._build(cfg, width, width, std=std, rngs=rngs)
 
   def write(self, x, v):
+    """Return the input of the long convolution."""
     return x * v
 
   def convolve(self, read, written, h, segment_ids):
+    """Return the gated long convolution of `written`."""
     run = lambda u, h, ids: (long_conv(u, h, segment_ids=ids),)
     names = (_TOKENS, _FILTER, _SEGMENTS)
     (y,) = locally(run, (written, h, segment_ids), names, (_TOKENS,))
     return read * y
 
   def read(self, q, held, h, n):
-    """One token at place n."""
-    y = jnp.einsum("bmd,md->bd", held.astype(h.dtype), _seen_from(n, h))
+    """Decode one token, at index n."""
+    y = jnp.einsum("bmd,md->bd", held.astype(h.dtype), _taps_at(n, h))
     return q * y.astype(q.dtype)
 
   def flops(self, length):
@@ -185,12 +189,12 @@ class MultiheadHyena(_LongConvMixer):
   Config = MultiheadHyenaConfig
   recurrence = "Z_t = [Z_{t-1}; v_t k_tᵀ]"
   readout = "o_t = Σ_s h_s Z_{t-s} q_t"
-  remembered = 2
+  history_ratio = 2
 
   def __init__(
     self, cfg: MultiheadHyenaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
   ):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.heads = count_heads(width, head_size=cfg.head_size)
     self._build(cfg, width, self.heads, std=std, rngs=rngs)
 
@@ -206,19 +210,19 @@ class MultiheadHyena(_LongConvMixer):
     return merge_heads(o)
 
   def read(self, q, held, h, n):
-    """One token at place n."""
+    """Decode one token, at index n."""
     k, v = (split_heads(y, self.heads).astype(h.dtype) for y in jnp.split(held, 2, axis=-1))
     q_heads = q.reshape(q.shape[0], self.heads, -1).astype(h.dtype)
-    weights = jnp.einsum("bhn,bmhn->bmh", q_heads, k) * _seen_from(n, h)[None]
+    weights = jnp.einsum("bhn,bmhn->bmh", q_heads, k) * _taps_at(n, h)[None]
     return jnp.einsum("bmh,bmhn->bhn", weights, v).reshape(q.shape).astype(q.dtype)
 
   def flops(self, length):
-    # Each channel of the keys: times the values, convolved, times the queries and added.
+    # For each key channel: product with the values, convolution, product with the queries, sum.
     return self.width * self.cfg.head_size * (conv_flops(length) + 3)
 
 
-def _seen_from(n, h):
-  """h_{n-j} for every place j, 0 for those after n."""
+def _taps_at(n, h):
+  """Return h_{n-j} for every slot j of the history, 0 for j > n."""
   M = h.shape[0]
   back = n - jnp.arange(M, dtype=jnp.int32)
   return h.at[jnp.where(back < 0, M, back)].get(mode="fill", fill_value=0)

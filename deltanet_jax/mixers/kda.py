@@ -1,11 +1,11 @@
-"""Kimi Delta Attention: the delta rule with a decay per key channel."""
+"""KDA (Kimi Delta Attention): the delta rule with a per-channel (vector) decay."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv, check_implementation
 from deltanet_jax.mixers.layers import (
   QKV,
@@ -26,14 +26,22 @@ from deltanet_jax.ops.epilogue import Epilogue
 class KDAConfig(MixerConfig):
   kind: ClassVar[str] = "kda"
 
-  heads: int | None = None  # None: as many as fill the width with keys
-  key_size: int = 128
-  value_size: int = 128
-  gate_rank: int | None = None  # of the decay and of the output gate; None: the size of a value
-  conv: int = 4
-  negative_eigenvalues: bool = False
-  chunk: int | None = None  # None: the best of the implementation
-  implementation: str | None = None  # None: the platform's fastest
+  heads: int | None = setting(None, "Number of heads; None: width / key_size.")
+  key_size: int = setting(128, "Key size per head (dk).")
+  value_size: int = setting(128, "Value size per head (dv).")
+  gate_rank: int | None = setting(
+    None, "Rank of the low-rank projections to decay and output gate; None: value_size."
+  )
+  conv: int = setting(4, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  negative_eigenvalues: bool = setting(
+    False, "beta in (0, 2) instead of (0, 1): transitions may have negative eigenvalues."
+  )
+  chunk: int | None = setting(
+    None, "Chunk size of the chunkwise form in tokens; None: the implementation's default."
+  )
+  implementation: str | None = setting(
+    None, "Implementation of the delta rule; None: the fastest on the platform."
+  )
 
   def validate(self):
     check_positive(self, "heads", "key_size", "value_size", "gate_rank")
@@ -67,12 +75,12 @@ class KDA(DeltaRuleMixer):
     )
 
   def mix(self, x, segment_ids, state):
-    wide = accum_dtype(x.dtype)
+    accum = accum_dtype(x.dtype)
     extra = (self.beta, self.decay.down)
     (*qkv, beta, decay), convs = self.qkv(x, segment_ids, state, extra=extra)
     q, k, v = (split_heads(y, self.heads) for y in qkv)
-    beta, decay = jax.nn.sigmoid(beta.astype(wide)), self.decay.from_down(decay)
-    dt = jax.nn.softplus(decay.astype(wide) + self.dt_bias[...].astype(wide)[None, None])
-    g = -jnp.exp(self.A_log[...].astype(wide))[None, None, :, None] * split_heads(dt, self.heads)
+    beta, decay = jax.nn.sigmoid(beta.astype(accum)), self.decay.from_down(decay)
+    dt = jax.nn.softplus(decay.astype(accum) + self.dt_bias[...].astype(accum)[None, None])
+    g = -jnp.exp(self.A_log[...].astype(accum))[None, None, :, None] * split_heads(dt, self.heads)
     o, S = self.run(q, k, v, beta, g, segment_ids, state)
     return self.output(o, x), None if state is None else dict(S=S, **convs)

@@ -1,8 +1,8 @@
-"""Linear attention: no decay; queries and keys may have a feature map, outputs a normaliser."""
+"""Linear attention without decay, with optional feature maps of q and k and a normalizer."""
 
 from typing import ClassVar
 
-from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_one_of, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.feature_maps import (
   SIGNED_FEATURES,
@@ -20,17 +20,21 @@ from deltanet_jax.ops.dtypes import upcast
 class LinearAttentionConfig(MixerConfig):
   kind: ClassVar[str] = "linear_attention"
 
-  heads: int = 4
-  expand_k: float = 1.0  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  feature_map: FeatureName = "identity"
-  dpfp_nu: int = 1  # how many rolled copies the map "dpfp" multiplies with
-  sum_norm: bool = False  # features of a query or key sum to 1
-  # Outputs are divided by phi(q_t) z_t, z the sum of keys; without, each head is normed instead,
-  # which would undo the division.
-  normalize: bool = False
-  conv: int = 0  # width of the short convolution, 0 for none
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(1.0, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  feature_map: FeatureName = setting(
+    "identity",
+    "Feature map of q and k: identity, elu, relu, t2r, hadamard, hedgehog, dpfp or taylor.",
+  )
+  dpfp_nu: int = setting(1, "Number of rolled copies in the feature map dpfp.")
+  sum_norm: bool = setting(False, "Divide the features of each q and k by their sum.")
+  # Not both: a per-head norm would undo the division.
+  normalize: bool = setting(
+    False, "Divide outputs by phi(q_t) z_t, z the sum of phi(k), instead of a per-head norm."
+  )
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "dpfp_nu")
@@ -48,12 +52,12 @@ class LinearAttentionConfig(MixerConfig):
 class LinearAttention(LinearAttentionMixer):
   """o_t = f^-1/2 phi(q_t) S_t, S_t = S_{t-1} + phi(k_t)^T v_t for f features of a key.
 
-  Normalised, o_t is divided by f^-1/2 phi(q_t) z_t, z_t = z_{t-1} + phi(k_t).
+  If normalized, o_t is divided by f^-1/2 phi(q_t) z_t, z_t = z_{t-1} + phi(k_t).
   """
 
   Config = LinearAttentionConfig
-  recurrence = "S_t = S_{t-1} + v_t φ(k_t)ᵀ; normalised also z_t = z_{t-1} + φ(k_t)"
-  readout = "o_t = S_t φ(q_t); normalised o_t = S_t φ(q_t) / (z_tᵀ φ(q_t))"
+  recurrence = "S_t = S_{t-1} + v_t φ(k_t)ᵀ; normalized also z_t = z_{t-1} + φ(k_t)"
+  readout = "o_t = S_t φ(q_t); normalized o_t = S_t φ(q_t) / (z_tᵀ φ(q_t))"
 
   def __init__(
     self, cfg: LinearAttentionConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs
@@ -70,7 +74,7 @@ class LinearAttention(LinearAttentionMixer):
       self.output = HeadOutput(width, H, dv, False, eps=eps, std=std, rngs=rngs)
 
   def flops(self, length):
-    # Weights of feature maps are used once per head.
+    # Counting weights once covers one head; feature maps are applied to every head.
     maps = self.q_map.flops() + self.k_map.flops()
     return super().flops(length) + (self.heads - 1) * maps
 

@@ -1,4 +1,4 @@
-"""Mamba: a selective diagonal state space per channel (S6)."""
+"""Mamba: a selective diagonal state space model per channel (S6)."""
 
 import math
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer, check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, param
 from deltanet_jax.ops import selective_scan
@@ -19,11 +19,13 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class MambaConfig(MixerConfig):
   kind: ClassVar[str] = "mamba"
 
-  expand: int = 2  # channels over the model's width
-  state_size: int = 16  # per channel
-  dt_rank: int | None = None  # None: a sixteenth of the width, rounded up
-  conv: int = 4
-  chunk: int = 64
+  expand: int = setting(2, "Number of channels over the model width.")
+  state_size: int = setting(16, "State size per channel.")
+  dt_rank: int | None = setting(
+    None, "Rank of the projection to the step size dt; None: width / 16, rounded up."
+  )
+  conv: int = setting(4, "Kernel width of the short convolution; 0: none.")
+  chunk: int = setting(64, "Chunk size of the associative scan in tokens.")
 
   def validate(self):
     check_positive(self, "expand", "state_size", "dt_rank")
@@ -41,7 +43,7 @@ class Mamba(Mixer):
   efficient_form = "associative scan in chunks"
 
   def __init__(self, cfg: MambaConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.cfg = cfg
     self.channels = d = cfg.expand * width
     self.rank = r = cfg.dt_rank or math.ceil(width / 16)
@@ -49,7 +51,7 @@ class Mamba(Mixer):
     self.into = Linear((width, 2 * d), ("embed", "heads"), std=std, rngs=rngs)
     self.conv = ShortConv(cfg.conv, d, "heads", std=std, rngs=rngs, bias=True) if cfg.conv else None
     self.select = Linear((d, r + 2 * N), ("heads", None), std=std, rngs=rngs)
-    # Not normal: uniform within r^-1/2.
+    # Uniform in (-r^-1/2, r^-1/2).
     dt_kernel = jax.random.uniform(rngs.params(), (r, d), jnp.float32, -1.0, 1.0) * r**-0.5
     self.dt_kernel = param(dt_kernel, None, "heads")
     self.dt_bias = param(dt_bias(rngs, (d,)), "heads")
@@ -66,16 +68,16 @@ class Mamba(Mixer):
     return self.channels * self.cfg.state_size
 
   def mix(self, x, segment_ids, state):
-    wide, N = accum_dtype(x.dtype), self.cfg.state_size
+    accum, N = accum_dtype(x.dtype), self.cfg.state_size
     u, z = jnp.split(self.into(x), 2, axis=-1)
     new = {}
     if self.conv is not None:
       u, new["conv"] = self.conv(u, None if state is None else state["conv"], segment_ids)
     u = jax.nn.silu(u)
     dt, B, C = jnp.split(self.select(u), np.cumsum([self.rank, N]), axis=-1)
-    dt = (dt @ self.dt_kernel[...].astype(dt.dtype)).astype(wide)
-    dt = jax.nn.softplus(dt + self.dt_bias[...].astype(wide)[None, None])
-    A = -jnp.exp(self.A_log[...].astype(wide))
+    dt = (dt @ self.dt_kernel[...].astype(dt.dtype)).astype(accum)
+    dt = jax.nn.softplus(dt + self.dt_bias[...].astype(accum)[None, None])
+    A = -jnp.exp(self.A_log[...].astype(accum))
 
     y, new["S"] = selective_scan(
       u,
@@ -92,5 +94,5 @@ class Mamba(Mixer):
     return self.out(y.astype(x.dtype) * jax.nn.silu(z)), None if state is None else new
 
   def flops(self, length):
-    # Per state: two for its decay, one for its input, two each to go on and to be read.
+    # Per state element: 2 for the decay, 1 for the input, 2 for the update and 2 for the readout.
     return self.channels * (7 * self.cfg.state_size + 3)

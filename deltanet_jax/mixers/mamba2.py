@@ -1,11 +1,11 @@
-"""Mamba-2: linear attention with a decay per head whose queries and keys heads share (SSD)."""
+"""Mamba-2 (SSD): linear attention with a per-head (scalar) decay; heads share queries and keys."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import Linear, ShortConv, dt_bias, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -18,12 +18,12 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class Mamba2Config(MixerConfig):
   kind: ClassVar[str] = "mamba2"
 
-  expand: int = 2  # channels over the model's width
-  head_size: int = 64  # channels of a head
-  state_size: int = 128  # per channel
-  groups: int = 1  # of heads; those of one group share B and C
-  conv: int = 4
-  chunk: int = 64
+  expand: int = setting(2, "Number of channels over the model width.")
+  head_size: int = setting(64, "Channels per head.")
+  state_size: int = setting(128, "State size per channel.")
+  groups: int = setting(1, "Groups of heads; the heads of a group share B and C.")
+  conv: int = setting(4, "Kernel width of the short convolutions; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "expand", "head_size", "state_size", "groups")
@@ -48,10 +48,10 @@ class Mamba2(LinearAttentionMixer):
     )
     check(
       d % cfg.head_size == 0 and H % G == 0,
-      f"the {d} channels are not whole heads of {cfg.head_size} in {G} groups: change head_size"
-      " or groups.",
+      f"{d} channels (expand * width) do not divide into heads of {cfg.head_size} and {G} equal"
+      " groups of heads: change head_size or groups.",
     )
-    # One projection in the original, here one for each use, because a mesh splits only some.
+    # The original has one joint projection; separate ones can be sharded differently.
     make = lambda size, axis: Linear((width, size), ("embed", axis), std=std, rngs=rngs)
     self.gate, self.value = make(d, "heads"), make(d, "heads")
     self.BC, self.dt = make(2 * G * N, None), make(H, None)
@@ -73,7 +73,7 @@ class Mamba2(LinearAttentionMixer):
     return dict(S=S) | {name: conv.init_state(batch, dtype) for name, conv in convs.items()}
 
   def mix(self, x, segment_ids, state):
-    wide, new = accum_dtype(x.dtype), {}
+    accum, new = accum_dtype(x.dtype), {}
     u, BC = self.value(x), self.BC(x)
     if self.cfg.conv:
       before = (None, None) if state is None else (state["value_conv"], state["BC_conv"])
@@ -82,16 +82,16 @@ class Mamba2(LinearAttentionMixer):
     B, C = jnp.split(jax.nn.silu(BC), 2, axis=-1)
     B, C = (split_heads(y, self.cfg.groups) for y in (B, C))
     u = split_heads(jax.nn.silu(u), self.heads)
-    over_tokens = lambda weight: weight[...].astype(wide)[None, None]
-    dt = jax.nn.softplus(self.dt(x).astype(wide) + over_tokens(self.dt_bias))
+    over_tokens = lambda weight: weight[...].astype(accum)[None, None]
+    dt = jax.nn.softplus(self.dt(x).astype(accum) + over_tokens(self.dt_bias))
     g = -jnp.exp(over_tokens(self.A_log)) * dt
-    v = (dt[..., None] * u.astype(wide)).astype(x.dtype)
+    v = (dt[..., None] * u.astype(accum)).astype(x.dtype)
     y, new["S"] = self.run(C, B, v, g, segment_ids, state, scale=1.0)
     y = y + over_tokens(self.D)[..., None].astype(x.dtype) * u
     return self.output(merge_heads(y), x), None if state is None else new
 
   def output(self, y, x):
-    """The gate comes before the norm, which is over all channels of a group."""
+    """Return y `[B L D]`: gate, RMSNorm over the channels of each group, output projection."""
     y = y * jax.nn.silu(self.gate(x))
     size = y.shape[-1] // self.cfg.groups
     y = rms_norm(y, jnp.ones((size,), y.dtype), self.eps)

@@ -18,21 +18,21 @@ from deltanet_jax.sharding import locally
 
 # Logical axes of [B L H d], a state [B H dk dv] and [B L] inside the operator.
 _TOKENS = ("batch", None, "mixing_heads", None)
-# One key head that all value heads share is replicated.
+# A single key head, shared by all value heads, is replicated.
 _SHARED = ("batch", None, None, None)
 _STATE = ("batch", "mixing_heads", None, None)
 _SEGMENTS = ("batch", None)
 
 
 def head_sizes(cfg, width: int) -> tuple[int, int, int]:
-  """(heads, dk, dv) from the settings heads, expand_k and expand_v."""
+  """Return (heads, dk, dv) from the config fields heads, expand_k and expand_v."""
   return cfg.heads, int(width * cfg.expand_k) // cfg.heads, int(width * cfg.expand_v) // cfg.heads
 
 
 class MatrixStateMixer(Mixer):
   """Mixer with attributes heads, key_size, value_size and `qkv: QKV`.
 
-  Its decoding state is S and the states of the convolutions.
+  Its decoding state is S and the convolution states.
   """
 
   def init_state(self, batch, max_length, dtype):
@@ -53,7 +53,7 @@ class MatrixStateMixer(Mixer):
 
 
 class DeltaRuleMixer(MatrixStateMixer):
-  """Mixer on the delta rule, with settings chunk, implementation and negative_eigenvalues."""
+  """Delta-rule mixer; its config has chunk, implementation and negative_eigenvalues."""
 
   operator = "delta_rule"
   efficient_form = "chunkwise, WY"
@@ -113,7 +113,7 @@ def attend(q, k, v, S0, segment_ids, *, g=None, h=None, scale, chunk):
 
 
 class LinearAttentionMixer(MatrixStateMixer):
-  """Mixer on (decayed) linear attention, with the setting chunk."""
+  """Mixer on (decayed) linear attention; its config has chunk."""
 
   operator = "linear_attention"
   efficient_form = "chunkwise"
@@ -122,7 +122,7 @@ class LinearAttentionMixer(MatrixStateMixer):
   normalized = False
 
   def build_qkv(self, cfg, width: int, activation: Activation, *, std: float, rngs):
-    """Set heads, key_size, value_size and qkv, from settings as in `head_sizes` and `conv`."""
+    """Set heads, key_size, value_size and qkv from the config, as in `head_sizes`."""
     self.heads, self.key_size, self.value_size = H, dk, dv = head_sizes(cfg, width)
     epilogue = Epilogue(activation, size=dk), Epilogue(activation, size=dv)
     self.qkv = QKV(width, H * dk, H * dv, cfg.conv, std=std, rngs=rngs, epilogue=epilogue)
@@ -156,14 +156,14 @@ class LinearAttentionMixer(MatrixStateMixer):
 
 
 class DPLRMixer(MatrixStateMixer):
-  """Mixer with diagonal-plus-low-rank transitions, with settings chunk and implementation."""
+  """Diagonal-plus-low-rank (DPLR) mixer; its config has chunk and implementation."""
 
   operator = "dplr"
   efficient_form = "chunkwise, UT"
 
   def correction_flops(self, C):
-    # Three more score matrices, the inverse, X times rows and values, A K^T V, B^T R, W S, and B's
-    # part of the output.
+    # Three more score matrices, the inverse and its matmuls to W and U, A K^T V, B^T R, W S, and
+    # the contribution of B to the output.
     dk, dv = self.key_size, self.value_size
     return 4 * C * dk + 3 * C * dv + 2 * dk * dv + C * C / 3
 

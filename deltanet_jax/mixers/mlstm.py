@@ -1,4 +1,4 @@
-"""mLSTM: linear attention with an exponential input gate and a normaliser (xLSTM, large form)."""
+"""mLSTM (xLSTM): linear attention with an exponential input gate and a normalizer."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.layers import QKV, HeadLayerNorm, Linear, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer, head_sizes
 from deltanet_jax.ops.checks import check_chunk
@@ -18,11 +18,11 @@ from deltanet_jax.ops.segments import segment_starts
 class MLSTMConfig(MixerConfig):
   kind: ClassVar[str] = "mlstm"
 
-  heads: int = 4
-  expand_k: float = 0.5  # width of all keys together, over the model's
-  expand_v: float = 1.0
-  gate_cap: float = 15.0  # gates' logits become cap tanh(logit / cap)
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(0.5, "Total key width of all heads over the model width.")
+  expand_v: float = setting(1.0, "Total value width of all heads over the model width.")
+  gate_cap: float = setting(15.0, "Soft cap of the gate logits: cap * tanh(logit / cap).")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "gate_cap")
@@ -30,10 +30,11 @@ class MLSTMConfig(MixerConfig):
 
 
 class MLSTM(LinearAttentionMixer):
-  """S_t = f_t S_{t-1} + i_t k_t^T v_t, z_t alike with 1 for v_t; o_t = q_t S_t / max(|q_t z_t|, 1).
+  """S_t = f_t S_{t-1} + i_t k_t^T v_t, o_t = q_t S_t / max(|q_t z_t|, 1).
 
-  f = sigmoid, i = exp of their logits. State and normaliser are kept in units of e^{m_t}, with
-  m_t = max(log f_t + m_{t-1}, log i_t), so that no exponent is positive.
+  The normalizer is z_t = f_t z_{t-1} + i_t k_t; f is the sigmoid and i the exponential of its
+  logit. S and z are stored divided by e^{m_t}, m_t = max(log f_t + m_{t-1}, log i_t), so that no
+  exponent is positive.
   """
 
   Config = MLSTMConfig
@@ -45,7 +46,7 @@ class MLSTM(LinearAttentionMixer):
     self.cfg = cfg
     self.heads, self.key_size, self.value_size = H, dk, dv = head_sizes(cfg, width)
     self.qkv = QKV(width, H * dk, H * dv, 0, std=std, rngs=rngs)
-    # Gates begin as their biases: much is kept, little written.
+    # Zero weights: initial gates are their biases, with a slow decay and a small input gate.
     make = lambda size, axis: Linear((width, size), ("embed", axis), std=0.0, rngs=rngs)
     self.input, self.forget = make(H, None), make(H, None)
     self.input_bias = param(jnp.full(H, -10.0), None)
@@ -59,20 +60,20 @@ class MLSTM(LinearAttentionMixer):
     return super().init_state(batch, max_length, dtype) | dict(m=m)
 
   def mix(self, x, segment_ids, state):
-    wide, H = accum_dtype(x.dtype), self.heads
+    accum, H = accum_dtype(x.dtype), self.heads
     (q, k, v), _ = self.qkv(x, segment_ids, None)
     q, k, v = (split_heads(y, H) for y in (q, k, v))
 
     def capped(gate, bias):
-      logit = gate(x).astype(wide) + bias[...].astype(wide)[None, None]
+      logit = gate(x).astype(accum) + bias[...].astype(accum)[None, None]
       return self.cfg.gate_cap * jnp.tanh(logit / self.cfg.gate_cap)
 
     log_i = capped(self.input, self.input_bias)
     log_f = jax.nn.log_sigmoid(capped(self.forget, self.forget_bias))
     m0 = jnp.zeros_like(log_i[:, 0]) if state is None else state["m"]
     before, m = running_max(log_f, log_i, m0, segment_ids)
-    k = (jnp.exp(log_i - m)[..., None] * k.astype(wide)).astype(x.dtype)
-    # Rounding may leave a decay above 1.
+    k = (jnp.exp(log_i - m)[..., None] * k.astype(accum)).astype(x.dtype)
+    # Rounding may make a decay larger than 1.
     g = jnp.minimum(log_f + before - m, 0)
     o, n, state = self.run_normalized(q, k, v, g, segment_ids, state)
     n = jnp.maximum(jnp.abs(n), jnp.exp(-m)[..., None]) + 1e-6
@@ -81,7 +82,7 @@ class MLSTM(LinearAttentionMixer):
 
 
 def running_max(log_f, log_i, m0, segment_ids):
-  """(m_{t-1}, m_t) with m_t = max(log_f_t + m_{t-1}, log_i_t), all `[B L H]`; m is 0 at first.
+  """Return (m_{t-1}, m_t), m_t = max(log_f_t + m_{t-1}, log_i_t); m is 0 before each segment.
 
   Args:
     m0: `[B H]`, m before the first token.
@@ -95,7 +96,7 @@ def running_max(log_f, log_i, m0, segment_ids):
   fresh = jnp.maximum(log_f + before, log_i)
 
   def combine(one, two):
-    # What begins a segment depends on nothing before it, be it NaN.
+    # A segment start is independent of all earlier tokens, even if these are NaN.
     m = jnp.where(two[2], two[1], jnp.maximum(one[1] + two[0], two[1]))
     return one[0] + two[0], m, one[2] | two[2]
 

@@ -1,11 +1,11 @@
-"""RetNet: linear attention with rotary positions and a fixed decay per head."""
+"""RetNet: linear attention with RoPE and a fixed per-head (scalar) decay."""
 
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import check_conv
 from deltanet_jax.mixers.layers import HeadOutput, rope, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -18,12 +18,12 @@ from deltanet_jax.ops.segments import segment_positions
 class RetNetConfig(MixerConfig):
   kind: ClassVar[str] = "retnet"
 
-  heads: int = 4
-  expand_k: float = 1.0  # width of all keys together, over the model's
-  expand_v: float = 2.0
-  rope_base: float = 10000.0
-  conv: int = 0  # width of the short convolution, 0 for none
-  chunk: int = 64
+  heads: int = setting(4, "Number of heads.")
+  expand_k: float = setting(1.0, "Total key width of all heads over the model width.")
+  expand_v: float = setting(2.0, "Total value width of all heads over the model width.")
+  rope_base: float = setting(10000.0, "Base of the rotary position embedding.")
+  conv: int = setting(0, "Kernel width of the short convolutions of q, k and v; 0: none.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "heads", "expand_k", "expand_v", "rope_base")

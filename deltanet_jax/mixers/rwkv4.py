@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, settings
+from deltanet_jax.config import MixerConfig, setting, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
 from deltanet_jax.mixers.layers import Linear, param
 from deltanet_jax.mixers.rwkv import (
@@ -27,7 +27,7 @@ from deltanet_jax.sharding import locally
 class RWKV4Config(MixerConfig):
   kind: ClassVar[str] = "rwkv4"
 
-  chunk: int = 64
+  chunk: int = setting(64, "Chunk size of the associative scan in tokens.")
 
   def validate(self):
     check_chunk(self.chunk)

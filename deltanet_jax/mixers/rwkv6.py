@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, count_heads
 from deltanet_jax.mixers.layers import Linear, merge_heads, param, split_heads
 from deltanet_jax.mixers.matrix_state import LinearAttentionMixer
@@ -28,10 +28,10 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class RWKV6Config(MixerConfig):
   kind: ClassVar[str] = "rwkv6"
 
-  head_size: int = 64
-  shift_rank: int = 32  # of the data-dependent part of each token-shift weight
-  decay_rank: int = 64
-  chunk: int = 64
+  head_size: int = setting(64, "Key and value size per head; divides the width.")
+  shift_rank: int = setting(32, "Rank of the data-dependent part of each token-shift weight.")
+  decay_rank: int = setting(64, "Rank of the data-dependent part of the decay.")
+  chunk: int = setting(64, "Chunk size of the chunkwise form in tokens.")
 
   def validate(self):
     check_positive(self, "head_size", "shift_rank", "decay_rank")

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from deltanet_jax.config import MixerConfig, check_positive, settings
+from deltanet_jax.config import MixerConfig, check_positive, setting, settings
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, count_heads
 from deltanet_jax.mixers.layers import Linear, LowRank, merge_heads, param, per_head, split_heads
 from deltanet_jax.mixers.matrix_state import DPLRMixer
@@ -29,13 +29,20 @@ from deltanet_jax.ops.dtypes import accum_dtype
 class RWKV7Config(MixerConfig):
   kind: ClassVar[str] = "rwkv7"
 
-  head_size: int = 64
-  # None: 2.5, 2.5 and 5 times the square root of the width, rounded to multiples of 32.
-  decay_rank: int | None = None
-  rate_rank: int | None = None  # of the in-context learning rate eta
-  gate_rank: int | None = None
-  chunk: int = 32
-  implementation: str | None = None  # None: "chunkwise"
+  head_size: int = setting(64, "Key and value size per head; divides the width.")
+  decay_rank: int | None = setting(
+    None, "Rank of the decay; None: 2.5 sqrt(width), rounded to a multiple of 32."
+  )
+  rate_rank: int | None = setting(
+    None, "Rank of the in-context learning rate; None: 2.5 sqrt(width), rounded likewise."
+  )
+  gate_rank: int | None = setting(
+    None, "Rank of the output gate; None: 5 sqrt(width), rounded likewise."
+  )
+  chunk: int = setting(32, "Chunk size of the chunkwise form in tokens.")
+  implementation: str | None = setting(
+    None, "Implementation of the operator dplr; None: chunkwise."
+  )
 
   def validate(self):
     check_positive(self, "head_size", "decay_rank", "rate_rank", "gate_rank")

@@ -1,4 +1,4 @@
-"""S4D: a diagonal state space per channel that does not depend on the input."""
+"""S4D: a time-invariant diagonal state space model per channel."""
 
 import math
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from deltanet_jax.config import MixerConfig, check, check_positive, settings
+from deltanet_jax.config import MixerConfig, check, check_positive, setting, settings
 from deltanet_jax.mixers.base import Mixer
 from deltanet_jax.mixers.layers import Linear, normal, param
 from deltanet_jax.ops import state_space
@@ -20,11 +20,13 @@ from deltanet_jax.sharding import locally
 class S4DConfig(MixerConfig):
   kind: ClassVar[str] = "s4d"
 
-  state_size: int = 64  # real numbers per channel: half as many complex states
+  state_size: int = setting(
+    64, "Real numbers of state per channel, twice the number of complex states; even."
+  )
 
   def validate(self):
     check_positive(self, "state_size")
-    check(self.state_size % 2 == 0, f"state_size is {self.state_size}, expected an even one.")
+    check(self.state_size % 2 == 0, f"state_size is {self.state_size}, expected an even number.")
 
 
 class S4D(Mixer):
@@ -37,7 +39,7 @@ class S4D(Mixer):
   efficient_form = "long convolution by FFT"
 
   def __init__(self, cfg: S4DConfig, width: int, *, eps: float = 1e-6, std: float = 0.02, rngs):
-    del eps  # there is no norm inside
+    del eps  # no norm in this mixer
     self.cfg, self.channels = cfg, width
     n = cfg.state_size // 2
     u = jax.random.uniform(rngs.params(), (width,), jnp.float32)
@@ -60,9 +62,9 @@ class S4D(Mixer):
     return self.channels * self.cfg.state_size
 
   def mix(self, x, segment_ids, state):
-    wide = accum_dtype(x.dtype)
+    accum = accum_dtype(x.dtype)
     A_log, A_imag, C, log_dt, D = (
-      w[...].astype(wide) for w in (self.A_log, self.A_imag, self.C, self.log_dt, self.D)
+      w[...].astype(accum) for w in (self.A_log, self.A_imag, self.C, self.log_dt, self.D)
     )
     A = lax.complex(-jnp.exp(A_log), A_imag)
     log_A = A * jnp.exp(log_dt).astype(A.dtype)[:, None]
@@ -78,11 +80,11 @@ class S4D(Mixer):
     names = (tokens, weights, weights, weights, last, ("batch", None))
     C = lax.complex(C[..., 0], C[..., 1])
     y, S = locally(run, (x, log_A, B, C, S0, segment_ids), names, (tokens, last))
-    y = y.astype(wide) + D[None, None] * x.astype(wide)
+    y = y.astype(accum) + D[None, None] * x.astype(accum)
     y, gate = jnp.split(self.out(jax.nn.gelu(y, approximate=False).astype(x.dtype)), 2, axis=-1)
     state = None if state is None else dict(S=jnp.stack([S.real, S.imag], axis=-1))
     return y * jax.nn.sigmoid(gate), state
 
   def flops(self, length):
-    # The kernel, eight for each complex state, and the convolution with it.
+    # 8 per complex state for the convolution kernel, and the convolution with it.
     return self.channels * (4 * self.cfg.state_size + conv_flops(length))

@@ -1,4 +1,4 @@
-"""Language models built of mixers."""
+"""Language models built from mixers: presets, construction and size summaries."""
 
 from deltanet_jax.models.block import Block
 from deltanet_jax.models.build import build, count_parameters, summarize

@@ -1,4 +1,4 @@
-"""A row's tokens read from the vector of its last token: what MAD's compression asks for."""
+"""Autoencoder: predict all tokens of a sequence from its last hidden state (MAD's compression)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ from deltanet_jax.models.block import make_norm
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-  """`[length width]`: sines, then cosines, of i 10000^(-j / (width/2 - 1)) at place i."""
+  """Return sines, then cosines, of i 10000^(-j / (width/2 - 1)) at position i: `[length width]`."""
   rates = 10000.0 ** (-np.arange(width // 2) / (width // 2 - 1))
   angles = np.arange(length)[:, None] * rates
   return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 class Decoder(nnx.Module):
-  """x_i = f(.. f(x_L + p_i)), f(x) = gelu(W norm(x) + b), p sinusoids."""
+  """x_i = f(.. f(x_L + p_i)), f(x) = gelu(W norm(x) + b), p_i sinusoidal position embeddings."""
 
   def __init__(self, cfg: ModelConfig, *, rngs):
     self.norms = nnx.List([make_norm(cfg) for _ in range(cfg.autoencoder)])

@@ -13,7 +13,7 @@ from deltanet_jax.models.channel_mix import ChannelMix
 
 
 def make_norm(cfg: ModelConfig) -> RMSNorm | LayerNorm:
-  """A norm of the residual stream."""
+  """Return a norm of the residual stream."""
   norm = RMSNorm if cfg.norm == "rms" else LayerNorm
   return norm(cfg.width, "embed", eps=cfg.norm_eps)
 
@@ -25,17 +25,17 @@ def _make_mlp(cfg: ModelConfig, layer: Layer, rngs) -> SwiGLU | GeluMLP | Channe
   return (SwiGLU if cfg.mlp == "swiglu" else GeluMLP)(*sizes, **options)
 
 
-def _scale(module: nnx.Module, factor: float, found: Callable[[tuple, nnx.Module], bool]):
-  """Multiplies the kernels of those inner modules that `found(path, module)`."""
+def _scale(module: nnx.Module, factor: float, select: Callable[[tuple, nnx.Module], bool]):
+  """Multiply the kernels of those submodules for which `select(path, submodule)`."""
   for path, inner in nnx.iter_modules(module):
-    if found(path, inner):
+    if select(path, inner):
       inner.kernel[...] = factor * inner.kernel[...]
 
 
 class Block(nnx.Module):
-  """x += mixer(norm(x)); x += mlp(norm(x)), the second only if the model has an MLP.
+  """x += mixer(norm(x)); x += mlp(norm(x)), the latter only if the model has an MLP.
 
-  An MLP that is the identity adds norm(x).
+  With `mlp="identity"` the second branch is norm(x).
   """
 
   def __init__(self, cfg: ModelConfig, name: str, layer: Layer, *, rngs):
@@ -54,11 +54,11 @@ class Block(nnx.Module):
       _scale(self.mixer, factor, lambda _, inner: isinstance(inner, ShortConv))
 
   def init_state(self, batch: int, max_length: int, dtype) -> Any:
-    """What mixer and MLP remember; None for an MLP that looks at single tokens."""
-    shifts = isinstance(self.mlp, ChannelMix)
+    """Return the initial decoding state of mixer and MLP; only RWKV's channel mix has one."""
+    has_state = isinstance(self.mlp, ChannelMix)
     return dict(
       mixer=self.mixer.init_state(batch, max_length, dtype),
-      mlp=self.mlp.init_state(batch, dtype) if shifts else None,
+      mlp=self.mlp.init_state(batch, dtype) if has_state else None,
     )
 
   def __call__(
@@ -70,8 +70,8 @@ class Block(nnx.Module):
   ) -> tuple[Float[Array, "B L D"], Any]:
     new = dict(mixer=None, mlp=None)
     before = new if state is None else state
-    own = {} if lower_bound is None else dict(lower_bound=lower_bound)
-    y, new["mixer"] = self.mixer.mix(self.mixer_norm(x), segment_ids, before["mixer"], **own)
+    bound = {} if lower_bound is None else dict(lower_bound=lower_bound)
+    y, new["mixer"] = self.mixer.mix(self.mixer_norm(x), segment_ids, before["mixer"], **bound)
     x = x + y
     if isinstance(self.mlp, ChannelMix):
       y, new["mlp"] = self.mlp(self.mlp_norm(x), segment_ids, before["mlp"])

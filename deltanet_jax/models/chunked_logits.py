@@ -20,7 +20,7 @@ from deltanet_jax.ops.dtypes import accum_dtype
 
 
 def chunk_size(length: int, at_most: int) -> int:
-  """Return the largest divisor of the length that is not above `at_most`."""
+  """Return the largest divisor of the length that is at most `at_most`."""
   return next(n for n in range(min(at_most, length), 0, -1) if length % n == 0)
 
 
@@ -48,8 +48,8 @@ def scan_logits(
     The last carry, and the outputs `[B L ...]`.
   """
   B, L = x.shape[:2]
-  # Here and not in each chunk, where it would be gathered for forward, recomputation and backward,
-  # and its gradient scattered once per chunk.
+  # Outside the scan: inside, it would be gathered for forward, recomputation and backward of every
+  # chunk, and its gradient scattered once per chunk.
   kernel = model.head_kernel()
 
   def step(carry, chunk):

@@ -1,4 +1,4 @@
-"""The language model: embedding, layers, norm and head."""
+"""The language model: embedding, layers, final norm and output head."""
 
 import dataclasses
 from typing import Any
@@ -23,7 +23,7 @@ from deltanet_jax.sharding import constrain
 
 
 class LM(nnx.Module):
-  """Tokens `[B L]` to logits `[B L V]` of the next token, or of the row's own (autoencoder)."""
+  """Map tokens `[B L]` to logits `[B L V]` of the next tokens (autoencoder: of the same tokens)."""
 
   def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
     cfg.validate()
@@ -56,27 +56,28 @@ class LM(nnx.Module):
     state: Any = None,
     dropout: Key[Array, " B"] | None = None,
   ) -> tuple[Float[Array, "B L D"], Any]:
-    """Normed hidden states, and the state after the last token if one was given.
+    """Return the hidden states after the final norm, and the new state (None without one).
 
     Args:
-      dropout: a key for each row, of what is dropped of its embedding; None drops nothing.
+      state: decoding state before the first token; None starts from zero.
+      dropout: random key of the embedding dropout for each sequence; None: no dropout.
     """
     check_tokens(tokens, "BL", self.cfg.vocab)
     check_segment_ids(segment_ids, np.shape(tokens))
     if state is not None:
       self._check_decodes()
-    # Looked up in a whole table: one split by rows or columns is gathered badly by the compiler.
-    # And in its own float32: the gradient sums over all tokens that are the same.
+    # Gather from a replicated table: the compiler partitions a gather from a sharded one badly. And
+    # in float32: the gradient of an embedding sums over all its occurrences.
     x = constrain(self.embedding[...], None, None)[tokens]
     if self.positions is not None:
       start = jnp.zeros(x.shape[:1], jnp.int32) if state is None else state[-1]
-      places = segment_positions(start, x.shape[1], segment_ids)
-      x = x + self._position_vectors(places)
+      positions = segment_positions(start, x.shape[1], segment_ids)
+      x = x + self._position_embeddings(positions)
     x = constrain(x.astype(self.cfg.dtype), "batch", "length", None)
     if dropout is not None:
-      kept = 1 - self.cfg.embedding_dropout
-      keep = jax.vmap(lambda key: jax.random.bernoulli(key, kept, x.shape[1:]))(dropout)
-      x = jnp.where(keep, x / jnp.asarray(kept, x.dtype), 0)
+      keep_rate = 1 - self.cfg.embedding_dropout
+      keep = jax.vmap(lambda key: jax.random.bernoulli(key, keep_rate, x.shape[1:]))(dropout)
+      x = jnp.where(keep, x / jnp.asarray(keep_rate, x.dtype), 0)
     if self.embedding_norm is not None:
       x = self.embedding_norm(x)
     new = []
@@ -84,28 +85,30 @@ class LM(nnx.Module):
       x, after = stack(x, segment_ids, None if state is None else state[i], bounds)
       new.append(after)
     if self.positions is not None:
-      new.append(places[:, -1] + 1)
+      new.append(positions[:, -1] + 1)
     if self.decoder is not None:
       x = self.decoder(x)
     return self.norm(x), None if state is None else new
 
-  def _position_vectors(self, places):
-    longest = places.shape[1]
-    if longest > self.cfg.positions:
+  def _position_embeddings(self, positions):
+    length = positions.shape[1]
+    if length > self.cfg.positions:
       raise ValueError(
-        f"a row has {longest} tokens, but the model has {self.cfg.positions} learned positions."
+        f"the sequence length is {length}, but the model has {self.cfg.positions} learned position"
+        " embeddings."
       )
-    # NaN where a decoded row has become longer: it cannot be an error any more.
-    return constrain(self.positions[...], None, None).at[places].get(mode="fill")
+    # NaN if decoding exceeds them: inside a compiled step this cannot raise.
+    return constrain(self.positions[...], None, None).at[positions].get(mode="fill")
 
   def _check_decodes(self):
     if self.decoder is not None:
       raise ValueError(
-        "an autoencoder makes all tokens of a row from its last: it has no next token to decode."
+        "an autoencoder predicts a sequence from its last hidden state and cannot decode: use a"
+        " model with autoencoder=0."
       )
 
   def _bounds(self) -> list[list[Array | None]]:
-    """Of each stack, for each block of its unit, the lower bounds of its decay."""
+    """Return the lower bounds of the decay for each block of each stack."""
     units = [(len(stack.names), stack.times) for stack in self.stacks]
     if self.bounds is None:
       return [[None] * size for size, _ in units]
@@ -114,7 +117,7 @@ class LM(nnx.Module):
   def logits(
     self, x: Float[Array, "*b D"], kernel: Float[Array, "D V"] | None = None
   ) -> Float[Array, "*b V"]:
-    """Of features; `kernel` is that of the head where it is at hand."""
+    """Return the logits of hidden states; `kernel` is `head_kernel()` if already computed."""
     logits = matmul(x, self.head_kernel() if kernel is None else kernel, True)
     if self.cfg.head_bias:
       bias = self.head.bias[...].astype(logits.dtype)
@@ -123,12 +126,16 @@ class LM(nnx.Module):
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
   def head_kernel(self) -> Float[Array, "D V"]:
-    """The head's weights, whole but for a split of the vocabulary."""
+    """Return the weights of the output head, replicated except for a sharded vocabulary."""
     kernel = self.embedding[...].T if self.head is None else self.head.kernel[...]
     return constrain(kernel, None, "vocab")
 
   def init_state(self, batch: int, max_length: int) -> Any:
-    """The decode state before any token; rows of up to `max_length` tokens if it has attention."""
+    """Return the decoding state before the first token.
+
+    Args:
+      max_length: maximum sequence length; the size of attention caches.
+    """
     self._check_decodes()
     dtype = jnp.dtype(self.cfg.dtype)
     states = [stack.init_state(batch, max_length, dtype) for stack in self.stacks]
@@ -137,28 +144,29 @@ class LM(nnx.Module):
   def prefill(
     self, tokens: Int[Array, "B L"], state: Any, segment_ids: Int[Array, "B L"] | None = None
   ) -> tuple[Float[Array, "B L V"], Any]:
-    """Goes on from `state` over many tokens at once."""
+    """Continue from `state` with several tokens at once; return logits and the new state."""
     x, state = self.features(tokens, segment_ids, state)
     return self.logits(x), state
 
   def step(self, tokens: Int[Array, " B"], state: Any) -> tuple[Float[Array, "B V"], Any]:
-    """Goes on by one token."""
+    """Decode one token: return logits and the new state."""
     check_tokens(tokens, "B", self.cfg.vocab)
     x, state = self.features(tokens[:, None], None, state)
     return self.logits(x[:, 0]), state
 
 
 def check_tokens(tokens, axes: str, vocab: int):
-  """Refuses what are no ids of these axes; the ids themselves only where they are not traced.
+  """Raise ValueError for a wrong shape or dtype, and for ids outside the vocabulary.
 
-  Lookups outside a table do not fail by themselves: they give some row of it.
+  Ids are checked only where they are concrete, not traced: JAX clamps an index outside the table,
+  which would return finite logits of another token.
   """
   shape, dtype = np.shape(tokens), getattr(tokens, "dtype", type(tokens))
   if len(shape) != len(axes) or 0 in shape:
     least = f"{' and '.join(axes)} of at least 1"
     raise ValueError(f"tokens has shape {list(shape)}, expected [{' '.join(axes)}], {least}.")
   if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.integer):
-    raise ValueError(f"tokens is of {dtype}, expected an array of integers.")
+    raise ValueError(f"tokens has dtype {dtype}, expected an array of integers.")
   if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
     return
   ids = np.asarray(tokens)

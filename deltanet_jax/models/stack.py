@@ -1,4 +1,4 @@
-"""Layers that repeat, stored with a leading axis and scanned: compiled once whatever the depth."""
+"""Repeated layers with stacked weights, run by `lax.scan`: compile time is independent of depth."""
 
 import dataclasses
 from typing import Any
@@ -23,14 +23,14 @@ _POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Repeat:
-  """`unit`, the mixers of consecutive layers, `times` times over."""
+  """A unit, the mixer names of consecutive layers, repeated `times` times."""
 
   unit: tuple[str, ...]
   times: int
 
 
 def find_repeats(layers: tuple[str, ...]) -> list[Repeat]:
-  """The layer list as repeated units with the fewest layers to compile, then the fewest units."""
+  """Split layers into repeated units: as few layers to compile as possible, then as few units."""
   # best[i] = (layers compiled, repeats) for layers[i:].
   best = [(0, [])]
   for i in reversed(range(len(layers))):
@@ -46,7 +46,7 @@ def find_repeats(layers: tuple[str, ...]) -> list[Repeat]:
 
 
 class Unit(nnx.Module):
-  """Consecutive layers, applied in turn."""
+  """Consecutive layers."""
 
   def __init__(self, cfg: ModelConfig, names: tuple[str, ...], first, *, rngs):
     layers = (Layer(first + i, cfg.depth) for i in range(len(names)))
@@ -55,7 +55,11 @@ class Unit(nnx.Module):
     )
 
   def __call__(self, x, segment_ids, states, layer, bounds):
-    """x after the blocks, and `states`, those of all repetitions, with number `layer` replaced."""
+    """Return x after the blocks and the updated states.
+
+    Args:
+      states: stacked states of all repetitions, of which index `layer` is updated.
+    """
     new = []
     for i, block in enumerate(self.blocks):
       state = None
@@ -67,7 +71,7 @@ class Unit(nnx.Module):
 
 
 class Stack(nnx.Module):
-  """A unit repeated from layer `first` on; weights and states have a leading axis, `times` long."""
+  """A repeated unit from layer `first` on; weights and states have a leading axis `times`."""
 
   def __init__(self, cfg: ModelConfig, repeat: Repeat, first: int, *, rngs):
     self.times, self.names = repeat.times, repeat.unit
@@ -81,16 +85,16 @@ class Stack(nnx.Module):
     return jax.vmap(make)(self.unit)
 
   def __call__(self, x: Array, segment_ids, states, bounds) -> tuple[Array, Any]:
-    """Args: bounds: of each block's decay `[times D]`, or None."""
+    """Args: bounds: lower bounds `[times D]` of the decay, or None, for each block of the unit."""
 
     def body(carry, xs):
-      # All states are carried and one is replaced, in place: as inputs and outputs of the scan they
+      # The stacked states are carried and updated in place: as scanned inputs and outputs they
       # would be copied for every token.
       (x, states), (unit, layer, bounds) = carry, xs
       return unit(constrain(x, "batch", "length", None), segment_ids, states, layer, bounds), None
 
     if self.remat != "none" and states is None:
-      # Inside a scan nothing can be merged with the forward pass, so no barrier is needed.
+      # Inside a scan, XLA cannot merge the recomputation with the forward pass (CSE).
       body = jax.checkpoint(body, policy=_POLICIES[self.remat], prevent_cse=not self.scan)
     layers = (self.unit, jnp.arange(self.times, dtype=jnp.int32), bounds)
     return lax.scan(body, (x, states), layers, unroll=1 if self.scan else self.times)[0]

@@ -36,17 +36,20 @@ def check_token(q_t, k_t, v_t):
 
 
 def check_qk(q, k):
+  """Check the shapes of q and k `[B L H dk]`."""
   if q.ndim != 4 or 0 in q.shape:
     raise ValueError(f"q has shape {q.shape}, expected non-empty [B, L, H, dk].")
   check_shape("k", k, q.shape, "q's [B, L, H, dk]")
 
 
 def check_shape(name, x, shape, meaning):
+  """Raise ValueError unless x has this shape; `meaning` names its axes."""
   if x.shape != shape:
     raise ValueError(f"{name} has shape {x.shape}, expected {meaning} = {list(shape)}.")
 
 
 def check_gate(g, shape):
+  """Check a per-head or per-channel gate; `shape` is [B, L, Hv, dk]."""
   if g is not None and g.shape not in (shape, shape[:3]):
     raise ValueError(
       f"g has shape {g.shape}, expected [B, L, Hv] = {list(shape[:3])} or"
@@ -55,12 +58,14 @@ def check_gate(g, shape):
 
 
 def check_floating(**arrays):
+  """Raise ValueError unless all arrays that are not None are floating point."""
   for name, x in arrays.items():
     if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
       raise ValueError(f"{name} has dtype {x.dtype}, expected a floating dtype such as float32.")
 
 
 def check_segment_ids(segment_ids, shape):
+  """Check that segment_ids, if given, are integers of shape [B, L]."""
   if segment_ids is None:
     return
   if segment_ids.shape != shape or not jnp.issubdtype(segment_ids.dtype, jnp.integer):

@@ -1,7 +1,7 @@
 """Decay factors and masked scores of one chunk: forget gates and segment boundaries.
 
-Everything here is for one head and one chunk of C tokens; callers `vmap`. Every exponent that is
-taken is <= 0, so strong gates underflow to 0 and nothing overflows.
+All functions are for one head and one chunk of C tokens; callers `vmap`. Every exponent is <= 0, so
+strong gates underflow to 0 and nothing overflows.
 """
 
 from typing import NamedTuple
@@ -10,78 +10,80 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# exp(-104) is 0 in float32, so a stronger gate changes nothing, and sums over a chunk stay small
-# enough for the exact half of `_cumulative`.
+# exp(-104) is 0 in float32, so clamping stronger gates changes nothing, and sums over a chunk stay
+# small enough for the exact part of `_cumulative`.
 _MIN_LOG_DECAY = -104.0
 # Gates are summed as multiples of 2^-10 (exact in float32 up to 2^14 = 128 tokens of the strongest
-# gate) plus a remainder below 2^-11: one plain sum near -1000 would leave differences of
-# neighbouring tokens an absolute error of 1e-4, and so their decay a relative one.
+# gate) plus a remainder below 2^-11: with one float32 sum near -1000, differences of neighbouring
+# tokens would have an absolute error of 1e-4, hence their decay that relative error.
 _GRID = 2.0**10
-# Rows of a block whose scores are summed densely.
+# Block size below which scores are computed as dense sums.
 _DENSE = 4
 
 
 class Decay(NamedTuple):
-  """What is left of a row, or of the carried state, further on in one chunk; factors in [0, 1].
+  """Decay of rows and of the carried state within one chunk; factors in [0, 1].
 
-  The trailing axis is 1 for a decay per head and dk for one per key channel; dv where it is the
-  value channels that decay.
+  The trailing axis is 1 for a per-head gate, dk for a per-channel gate, and dv for a decay of value
+  channels.
   """
 
-  into: jax.Array  # [C ·]: of the carried state when it reaches row i
+  into: jax.Array  # [C ·]: of the carried state at row i
   out: jax.Array  # [C ·]: of row i at the end of the chunk
-  whole: jax.Array  # [· 1]: of the carried state at the end of the chunk
-  hi: jax.Array | None  # [C ·]: log decay summed up to row i, exact part
-  lo: jax.Array | None  # [C ·]: and its remainder
-  same: jax.Array | None  # [C C]: 1 where rows i and j are of one segment
+  total: jax.Array  # [· 1]: of the carried state at the end of the chunk
+  hi: jax.Array | None  # [C ·]: cumulative log decay up to row i, exact part
+  lo: jax.Array | None  # [C ·]: its remainder
+  same: jax.Array | None  # [C C]: 1 where rows i and j are in one segment
 
 
 def chunk_decay(g, segments, carried_segment, dtype) -> Decay | None:
-  """Decay factors of one chunk from its log decays and segment numbers.
+  """Compute the decay factors of one chunk from its log decays and segment numbers.
 
   Args:
-    g: `[C]` per head, `[C dk]` per key channel, or None.
-    segments: `[C]` number of each row's segment, or None; `carried_segment` is that of the
-      carried state.
+    g: Per-head gate `[C]`, per-channel gate `[C dk]`, or None.
+    segments: `[C]` segment number of each row, or None.
+    carried_segment: Segment number of the carried state.
   """
   if g is None and segments is None:
     return None
   hi = lo = same = None
-  into = out = whole = jnp.ones((1, 1), dtype)
+  into = out = total = jnp.ones((1, 1), dtype)
   if g is not None:
     hi, lo = _cumulative(g[:, None] if g.ndim == 1 else g)
     into = jnp.exp(hi) * jnp.exp(lo)
     out = jnp.exp((hi[-1:] - hi) + (lo[-1:] - lo))
-    whole = into[-1][:, None]
+    total = into[-1][:, None]
   if segments is not None:
     same = (segments[:, None] == segments[None, :]).astype(dtype)
     into = into * (segments == carried_segment).astype(dtype)[:, None]
     out = out * same[-1][:, None]
-    whole = whole * (segments[-1] == carried_segment).astype(dtype)
-  return Decay(into, out, whole, hi, lo, same)
+    total = total * (segments[-1] == carried_segment).astype(dtype)
+  return Decay(into, out, total, hi, lo, same)
 
 
 def _cumulative(g):
   g = jnp.maximum(g, _MIN_LOG_DECAY)
   coarse = jnp.round(g * _GRID) / _GRID
-  # Sums as products: XLA fuses a `cumsum` into all that reads it and then compiles for minutes.
+  # Cumulative sums as matmuls: XLA fuses a `cumsum` into every consumer and compiles for minutes.
   upto = jnp.asarray(np.tril(np.ones((g.shape[0],) * 2)), g.dtype)
   with jax.default_matmul_precision("highest"):
     return upto @ coarse, upto @ (g - coarse)
 
 
 def _difference(hi_i, lo_i, hi_j, lo_j, keep):
-  """The log decay from row j to row i where `keep`, else 0; masked before it meets `exp`."""
+  """Log decay from row j to row i where `keep`, else 0; masked before `exp` is applied."""
   return jnp.where(keep, (hi_i - hi_j) + (lo_i - lo_j), 0)
 
 
 def scores(F, K, decay: Decay | None, mask):
-  """sum_c F_ic K_jc exp(b_ic - b_jc), b the summed log decay, where `mask` and in one segment.
+  """Compute masked, decayed scores sum_c F_ic K_jc exp(b_ic - b_jc) within segments.
+
+  b is the cumulative log decay.
 
   Args:
-    F: `[X C dk]`, X kinds of rows against one set of keys.
+    F: `[X C dk]`, X stacked kinds of rows against one set of keys.
     K: `[C dk]`.
-    mask: `[X C C]`, which pairs count, none above the diagonal.
+    mask: `[X C C]`, which pairs (i, j) count, none above the diagonal.
   """
   if decay is None:
     return jnp.einsum("xid,jd->xij", F, K) * mask
@@ -97,11 +99,12 @@ def scores(F, K, decay: Decay | None, mask):
 
 
 def _vector_scores(F, K, decay):
-  """Halves upon halves: dense sums in the smallest blocks, products of rescaled rows elsewhere.
+  """Scores with a per-channel gate, by recursive halving.
 
-  Rows of a block's second half see keys of its first by exp(b_i - z) exp(z - b_j), both <= 1 with
-  z = b at the first row of the second half. So a level takes one exponential per row and channel,
-  where a dense sum takes as many as the block has rows.
+  The smallest blocks are dense sums. Above, rows of a block's second half see keys of its first
+  half by the factors exp(b_i - z) and exp(z - b_j), both <= 1 with z = b at the first row of the
+  second half, so that a level is one matmul. A level takes one exponential per row and channel, a
+  dense sum one per pair of rows and channel.
   """
   C, dk = K.shape
   s = min(_DENSE, C)
@@ -132,29 +135,31 @@ def _vector_scores(F, K, decay):
 
 
 def read(P, V, decay: Decay | None):
-  """sum_j P_ij V_jc exp(b_ic - b_jc): values `[C dv]` that decay per channel, read by scores.
+  """Compute sum_j P_ij V_jc exp(b_ic - b_jc): read values `[C dv]` that decay per channel.
 
   Args:
     P: `[X C C]`, zero above the diagonal.
   """
   if decay is None:
     return jnp.einsum("xij,jd->xid", P, V)
-  # The transpose of `scores` in F, which has the same factors, none of them above 1.
+  # The transpose of `scores` in F: it has the same factors, none of them above 1.
   F = jax.ShapeDtypeStruct((P.shape[0], *V.shape), V.dtype)
   (O,) = jax.linear_transpose(lambda F: scores(F, V, decay, jnp.ones_like(P)), F)(P)
   return O
 
 
 def score_gradients(g, F, K, decay: Decay | None, G, E, dF_S, dK_S, carried):
-  """(dF, dK, dg) of one chunk; g_s is felt by all that passes from before token s to s or later.
+  """Return (dF, dK, dg) of one chunk.
+
+  g_s affects everything that passes from before token s to token s or later.
 
   Args:
-    g: `[C]`, `[C dk]` or None, as given.
-    G, E: scores `[X C C]` and their gradient, E zero where `scores` was masked.
-    dF_S, dK_S: gradients of F and K through the carried state (rows read it, keys write it).
-    carried: `[dk]`, the gradient through the carried state's own decay.
+    g: `[C]`, `[C dk]` or None.
+    G, E: Scores `[X C C]` and their gradient; E is zero where `scores` was masked.
+    dF_S, dK_S: Gradients of F and K through the carried state (rows read it, keys write it).
+    carried: `[dk]`, the gradient through the decay of the carried state itself.
   """
-  # Scores are linear in F and in K, so this computes no score anew.
+  # Scores are linear in F and in K, so this does not recompute them.
   _, pull = jax.vjp(lambda F, K: scores(F, K, decay, jnp.ones_like(G)), F, K)
   if g is None:
     dF, dK = pull(E)
@@ -164,12 +169,12 @@ def score_gradients(g, F, K, decay: Decay | None, G, E, dF_S, dK_S, carried):
   since = jnp.asarray(lower.T, K.dtype)  # since[s, i] = 1 for i >= s
   reads, writes = (F * dF_S).sum(axis=0), K * dK_S
   if g.ndim == 1:
-    # The pairs j < s <= i, summed as such: no large terms that would have to cancel.
+    # Sum over exactly the pairs j < s <= i: no large terms that would have to cancel.
     dF, dK = pull(E)
     pairs = ((since @ ((G * E).sum(axis=0) * strict)) * strict).sum(axis=1)
     reads, writes, carried = reads.sum(axis=1), writes.sum(axis=1), carried.sum()
   else:
-    # A token's own score (the diagonal) does not decay; left in, it would drown weak gradients.
+    # The diagonal (a token's own score) does not decay; including it would swamp weak gradients.
     dF, dK = pull(E * strict[None])
     pairs = since @ ((F * dF).sum(axis=0) - K * dK)
     own = jnp.diagonal(E, axis1=1, axis2=2)[:, :, None]

@@ -1,4 +1,4 @@
-"""What follows a projection of queries, keys or values: an activation, then a norm of each head."""
+"""Epilogue of a q, k or v projection: an activation, then a per-head norm."""
 
 import dataclasses
 from typing import Literal
@@ -23,7 +23,7 @@ _NORMS = {"l2": l2_norm, "l1": l1_norm}
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-  """norm(activation(y)) for every `size` channels; "elu" is 1 + elu."""
+  """Computes norm(activation(y)) for each head of `size` channels; "elu" is 1 + elu."""
 
   activation: Activation = "identity"
   norm: Norm | None = None
@@ -39,7 +39,7 @@ class Epilogue:
     return self.normalize(self.activate(y))
 
   def in_kernel(self, y, total):
-    """The same inside a kernel, where total(x) sums the channels of each head."""
+    """Apply the epilogue inside a kernel, where total(x) sums the channels of each head."""
     y = self.activate(y)
     if self.norm == "l2":
       return y * lax.rsqrt(total(y * y) + EPS)

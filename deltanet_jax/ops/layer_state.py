@@ -1,4 +1,9 @@
-"""The state of one layer among those of all layers, changed in place."""
+"""Recurrent state of one layer inside the stacked states of all layers, updated in place.
+
+A scan over layers carries the states as arrays with a leading layer axis. `LayerState` lets an
+operator update one layer's entry inside the stack: slicing it out and writing it back would copy
+the state twice more for every token.
+"""
 
 import dataclasses
 
@@ -11,10 +16,7 @@ from jaxtyping import Array, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerState:
-  """Entry `layer` of a stack, for operators that change it where it lies.
-
-  Taken out and put back, a state would be copied twice more for every token.
-  """
+  """Entry `layer` of `stack` `[layers ..]`, for operators that update it in place."""
 
   stack: Array
   layer: Int[Array, ""]
@@ -29,14 +31,14 @@ class LayerState:
 
 
 def read(state: Array | LayerState) -> Array:
-  """The array itself, or the one of the slot."""
+  """Return the state as an array: `state` itself, or its entry of the stack."""
   if isinstance(state, LayerState):
     return lax.dynamic_index_in_dim(state.stack, state.layer, keepdims=False)
   return state
 
 
 def write(state: Array | LayerState, new: Array) -> Array | LayerState:
-  """`new` in the place of `state`."""
+  """Replace the state by `new`; returns the same type as `state`."""
   if isinstance(state, LayerState):
     stack = lax.dynamic_update_index_in_dim(state.stack, new, state.layer, 0)
     return LayerState(stack, state.layer)
@@ -44,7 +46,14 @@ def write(state: Array | LayerState, new: Array) -> Array | LayerState:
 
 
 def write_at(state: Array | LayerState, new: Array, index: Array, axis: int) -> Array | LayerState:
-  """The state with `new` from `index` on along `axis`."""
+  """Replace the part of the state that starts at `index` along `axis` by `new`.
+
+  Args:
+    state: An array, or a `LayerState`, whose stack is updated in place.
+    new: The slice to write, of the state's rank.
+    index: Start of the slice.
+    axis: Axis of the state (not of the stack).
+  """
   if isinstance(state, LayerState):
     start = [jnp.zeros_like(state.layer)] * state.stack.ndim
     start[0], start[axis + 1] = state.layer, index.astype(state.layer.dtype)
@@ -53,17 +62,23 @@ def write_at(state: Array | LayerState, new: Array, index: Array, axis: int) -> 
 
 
 def take(states, layer, in_place: tuple[str, ...]):
-  """One layer of stacked states: entries of these names as slots, the others as arrays."""
+  """Select one layer from a pytree of stacked states.
+
+  Args:
+    states: Pytree of arrays with a leading layer axis.
+    layer: Index of the layer.
+    in_place: Names of entries to return as `LayerState`; the others are sliced out as arrays.
+  """
 
   def one(path, stack):
-    slot = LayerState(stack, layer)
-    return slot if _name(path) in in_place else read(slot)
+    state = LayerState(stack, layer)
+    return state if _name(path) in in_place else read(state)
 
   return jax.tree_util.tree_map_with_path(one, states)
 
 
 def put(states, layer, new):
-  """The stacked states after a layer has changed what it was given by `take`."""
+  """Write a layer's new states, of the structure that `take` returned, back into the stack."""
 
   def one(stack, x):
     return x.stack if isinstance(x, LayerState) else write(LayerState(stack, layer), x).stack

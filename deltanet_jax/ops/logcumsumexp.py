@@ -1,4 +1,4 @@
-"""Sums of exponentials over time, kept as logarithms."""
+"""Cumulative log-sum-exp over time."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +8,7 @@ from deltanet_jax.ops.checks import check_floating, check_segment_ids, check_sha
 from deltanet_jax.ops.dtypes import state_dtype
 from deltanet_jax.ops.segments import segment_starts
 
-# The logarithm of an empty sum; finite, so that differences of two are numbers.
+# The logarithm of an empty sum; finite, so that the difference of two is not NaN.
 EMPTY = -1e30
 
 
@@ -18,14 +18,15 @@ def logcumsumexp(
   z0: Float[Array, "B H M"] | None = None,
   segment_ids: Int[Array, "B L"] | None = None,
 ) -> Float[Array, "B L H M"]:
-  """z_t = log(e^{z_{t-1}} + e^{x_t}), by an associative scan over time.
+  """Compute z_t = log(e^{z_{t-1}} + e^{x_t}) with an associative scan over time.
 
   Args:
-    z0: before the first token, EMPTY if None; it belongs to the first segment of a row.
-    segment_ids: segments packed into one row; a sum begins anew wherever the id changes.
+    x: Exponents.
+    z0: Value before the first token, EMPTY if None; it belongs to the first segment.
+    segment_ids: Segments of packed sequences; the sum restarts wherever the id changes.
 
   Returns:
-    z, float32 (float64 for float64 inputs).
+    z in float32 (float64 for float64 inputs).
   """
   if x.ndim != 4 or 0 in x.shape:
     raise ValueError(f"x has shape {x.shape}, expected non-empty [B, L, H, M].")
@@ -38,10 +39,10 @@ def logcumsumexp(
     x = x.at[:, 0].set(jnp.logaddexp(x[:, 0], z0.astype(dtype)))
   if segment_ids is None:
     return lax.associative_scan(jnp.logaddexp, x, axis=1)
-  begins = segment_starts(segment_ids)[:, :, None, None]
+  starts = segment_starts(segment_ids)[:, :, None, None]
 
   def combine(first, second):
-    (z1, begins1), (z2, begins2) = first, second
-    return jnp.where(begins2, z2, jnp.logaddexp(z1, z2)), begins1 | begins2
+    (z1, starts1), (z2, starts2) = first, second
+    return jnp.where(starts2, z2, jnp.logaddexp(z1, z2)), starts1 | starts2
 
-  return lax.associative_scan(combine, (x, begins), axis=1)[0]
+  return lax.associative_scan(combine, (x, starts), axis=1)[0]

@@ -1,8 +1,8 @@
-"""NaN and infinities of a token reach what may see it, and nothing else.
+"""NaN/Inf propagation: non-finite values of a token reach only outputs that may see it.
 
-A masked entry of a product is a factor of 0, and 0 NaN is NaN: one token would spoil those before
-it, and other segments. So such numbers enter products as zeros, and what may see them is set to
-NaN afterwards; that is known from tokens and segments alone.
+A masked entry of a matmul is a factor of 0, and 0 * NaN is NaN: one token would change earlier
+tokens and other segments. So non-finite values enter matmuls as zeros, and the outputs that depend
+on them are set to NaN afterwards; these follow from token order and segments alone.
 """
 
 import functools
@@ -18,7 +18,7 @@ from deltanet_jax.ops.segments import segment_starts
 
 @jax.custom_jvp
 def zero_nonfinite(x: Array) -> Array:
-  """x with zeros for what is not finite; its derivative is that of x, so that no mask is kept."""
+  """Replace non-finite values by zeros. The derivative is the identity: no mask is saved."""
   return jnp.where(jnp.isfinite(x), x, 0)
 
 
@@ -26,7 +26,7 @@ zero_nonfinite.defjvp(lambda primals, tangents: (zero_nonfinite(*primals), *tang
 
 
 def zero_nonfinite_gate(g: Array | None) -> Array | None:
-  """Log decays with zeros for what is none; minus infinity, which forgets everything, stays."""
+  """Replace NaN and +Inf log decays by zeros; -Inf is valid and resets the state."""
   return None if g is None else _zero_nonfinite_gate(g)
 
 
@@ -39,13 +39,13 @@ _zero_nonfinite_gate.defjvp(lambda primals, tangents: (_zero_nonfinite_gate(*pri
 
 
 def has_nonfinite(*arrays: Array, gate: Array | None = None) -> Bool[Array, "B L ..."]:
-  """Which tokens and heads of arrays `[B L H ..]` hold a number that is not finite.
+  """Mark tokens and heads of arrays `[B L H ..]` that hold a non-finite value.
 
-  Sums of zeros say it too, and on a CPU they cost nothing beside a chunk's products; `all` of
-  isfinite took a tenth of linear attention's time.
+  Tests whether the sum of 0 * x is NaN: on a CPU this is free compared with a chunk's matmuls,
+  while `all(isfinite)` took a tenth of linear attention's time.
 
   Args:
-    gate: log decays, which may be minus infinity.
+    gate: Log decays, which may be -Inf.
   """
   if gate is not None:
     arrays = (*arrays, jnp.where(jnp.isneginf(gate), 0, gate))
@@ -60,10 +60,11 @@ def nonfinite_reach(
   before: Bool[Array, "B H"] | None = None,
   window: int | None = None,
 ) -> Bool[Array, "B L H"]:
-  """Which tokens see a `bad` one, themselves included: of their segment, at most `window` back.
+  """Mark tokens that see a `bad` token: itself, or an earlier one of the segment and window.
 
   Args:
-    before: heads whose state before the first token, of the first segment, is bad.
+    before: Heads whose initial state, which belongs to the first segment, is bad.
+    window: Number of tokens that a token sees, including itself; None for all.
   """
   index = jnp.arange(bad.shape[1], dtype=jnp.int32)[None, :, None]
   last = lax.cummax(jnp.where(bad, index, -1), axis=1)
@@ -76,10 +77,12 @@ def nonfinite_reach(
   return sees if before is None else sees | ((first == 0) & before[:, None])
 
 
-def propagate_nonfinite(o: Array, S: Array, seen: Bool[Array, "B L H"], own: Bool[Array, "B L #H"]):
-  """o `[B L H ..]` with NaN where `seen` or `own`, and S `[B H ..]` where the last token is."""
-  upcast = lambda flags, x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
+def propagate_nonfinite(
+  o: Array, S: Array, reached: Bool[Array, "B L H"], own: Bool[Array, "B L #H"]
+):
+  """Set o `[B L H ..]` to NaN where `reached | own`, and S `[B H ..]` by the last token."""
+  expand = lambda flags, x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
   return (
-    jnp.where(upcast(seen | own, o), jnp.nan, o),
-    jnp.where(upcast(seen[:, -1], S), jnp.nan, S),
+    jnp.where(expand(reached | own, o), jnp.nan, o),
+    jnp.where(expand(reached[:, -1], S), jnp.nan, S),
   )

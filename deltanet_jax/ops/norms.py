@@ -1,4 +1,4 @@
-"""Normalisations of channels, all of them or those of each head, in float32 at least."""
+"""RMS, layer, L2 and L1 norms over all channels or per head, in at least float32."""
 
 import functools
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from deltanet_jax.ops.dtypes import upcast
 from pallas_kernels.common.autodiff import custom_backward
 from pallas_kernels.common.bf16 import bf16_parts
 
-# Inside the root of the L2 norm and beside the L1 norm, as the public checkpoints have it.
+# Added inside the root of the L2 norm and to the L1 norm, as in the public checkpoints.
 EPS = 1e-6
 
 
 def rms_norm(
   x: Float[Array, "*b n"], scale: Float[Array, " d"], eps: float
 ) -> Float[Array, "*b n"]:
-  """scale x / sqrt(mean(x^2) + eps) for every d channels."""
+  """Apply RMSNorm to each group of d channels: scale x / sqrt(mean(x^2) + eps)."""
   y = _normalize(x, scale.shape[0], eps, True)
   scale = jnp.tile(scale.astype(y.dtype), x.shape[-1] // scale.shape[0])
   return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(x.dtype)
@@ -33,7 +33,11 @@ def layer_norm(
   eps: float,
   size: int | None = None,
 ) -> Float[Array, "*b n"]:
-  """scale (x - mean) / sqrt(variance + eps) + bias for every `size` channels, all if None."""
+  """Apply LayerNorm: scale (x - mean) / sqrt(variance + eps) + bias.
+
+  Args:
+    size: Number of channels of a group that is normalized together; None for all.
+  """
   size = size or x.shape[-1]
   y = _normalize(_center(x, size), size, eps, True)
   over = lambda weight: weight.astype(y.dtype).reshape((1,) * (x.ndim - 1) + weight.shape)
@@ -42,20 +46,22 @@ def layer_norm(
 
 
 def l2_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
-  """x / sqrt(sum(x^2) + 1e-6) for every `size` channels, all if None."""
+  """Normalize each group of `size` channels (all if None): x / sqrt(sum(x^2) + 1e-6)."""
   return _normalize(x, size or x.shape[-1], EPS, False).astype(x.dtype)
 
 
 def l1_norm(x: Float[Array, "*b n"], size: int | None = None) -> Float[Array, "*b n"]:
-  """x / (sum |x| + 1e-6) for every `size` channels, all if None."""
+  """Normalize each group of `size` channels (all if None): x / (sum |x| + 1e-6)."""
   y = upcast(x)
   sums, spread = _reductions(size or x.shape[-1])
   return (y / (spread(sums(jnp.abs(y))) + EPS)).astype(x.dtype)
 
 
 class _Heads(NamedTuple):
+  """Reduction over the channels of each head, and its broadcast."""
+
   sums: Callable  # [.. n] -> [.. n / size]
-  spread: Callable  # back, every number repeated
+  spread: Callable  # [.. n / size] -> [.. n], repeating
 
 
 def _reductions(size):
@@ -65,30 +71,31 @@ def _reductions(size):
   return _Heads(sums, lambda r: jnp.repeat(r, size, axis=-1))
 
 
-def _products(size, parts):
-  """The same by products with a matrix of zeros and ones, where a TPU would copy all into [.. H d].
+def _matmul_reductions(size, parts):
+  """The same by matmuls with a 0/1 matrix: a TPU would copy x into the layout [.. H d].
 
-  Exact to `parts` bfloat16 parts of a factor. A DeltaNet layer of width 2048 moves half the bytes.
+  Accurate to `parts` bfloat16 parts of a factor. Halves the bytes that a DeltaNet layer of width
+  2048 moves.
   """
 
-  def member(n):
+  def indicator(n):
     channel = lax.broadcasted_iota(jnp.int32, (n, n // size), 0) // size
     return (channel == lax.broadcasted_iota(jnp.int32, channel.shape, 1)).astype(jnp.bfloat16)
 
   dot = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
   def sums(y):
-    return sum(dot(part, member(y.shape[-1])) for part in reversed(bf16_parts(y, parts)))
+    return sum(dot(part, indicator(y.shape[-1])) for part in reversed(bf16_parts(y, parts)))
 
   def spread(r):
-    # All parts in one product: there are few heads, and it is as cheap as one.
-    rows = member(r.shape[-1] * size).T
+    # All parts in one matmul: there are few heads, so it costs the same as one part.
+    rows = indicator(r.shape[-1] * size).T
     return dot(jnp.concatenate(bf16_parts(r, 3), axis=-1), jnp.concatenate([rows] * 3, axis=0))
 
   return _Heads(sums, spread)
 
 
-def _by_platform(f, args, size, eps, weight):
+def _reduce_heads(f, args, size, eps, weight):
   with_heads = lambda heads: functools.partial(f, heads, eps=eps, weight=weight)
   x = args[0]
   if x.shape[-1] % size:
@@ -97,7 +104,7 @@ def _by_platform(f, args, size, eps, weight):
     return with_heads(_reductions(size))(*args)
   parts = 3 if x.dtype == jnp.float32 else 2
   on_tpu = target_platform() == "tpu"
-  return with_heads(_products(size, parts) if on_tpu else _reductions(size))(*args)
+  return with_heads(_matmul_reductions(size, parts) if on_tpu else _reductions(size))(*args)
 
 
 def _inverse(heads, y, eps, weight):
@@ -117,16 +124,16 @@ def _backward(heads, x, d, *, eps, weight):
 
 
 def _normalize_backward(size, eps, mean, args, d):
-  return (_by_platform(_backward, (*args, d), size, eps, 1 / size if mean else 1.0),)
+  return (_reduce_heads(_backward, (*args, d), size, eps, 1 / size if mean else 1.0),)
 
 
 @custom_backward(_normalize_backward, static=(1, 2, 3))
 def _normalize(x, size, eps, mean):
-  """x / sqrt(sum(x^2) + eps), or the mean, for every `size` channels; float32 at least."""
-  return _by_platform(_forward, (x,), size, eps, 1 / size if mean else 1.0)
+  """x / sqrt(sum(x^2) + eps), or of the mean, per `size` channels; at least float32."""
+  return _reduce_heads(_forward, (x,), size, eps, 1 / size if mean else 1.0)
 
 
-# A projection is its own transpose; by hand, as parts of bfloat16 are no way for a gradient.
+# A projection is its own transpose. Custom VJP: the bfloat16 splitting is not differentiable.
 def _center_backward(size, args, d):
   (x,) = args
   return (_center(d, size).astype(x.dtype),)
@@ -134,6 +141,6 @@ def _center_backward(size, args, d):
 
 @custom_backward(_center_backward, static=(1,))
 def _center(x, size):
-  """x minus the mean of every `size` channels, float32 at least."""
+  """x minus the mean of every `size` channels, at least float32."""
   center = lambda heads, x, *, eps, weight: upcast(x) - heads.spread(heads.sums(upcast(x))) * weight
-  return _by_platform(center, (x,), size, 0.0, 1 / size)
+  return _reduce_heads(center, (x,), size, 0.0, 1 / size)

@@ -1,4 +1,8 @@
-"""Inputs, ill-conditioned inputs and error measures for tests, benchmarks and device checks."""
+"""Input generators, error measures and tolerances for tests, benchmarks and device checks.
+
+Spec and `random_inputs` generate inputs of the delta rule, `ill_conditioned_inputs` edge cases that
+amplify rounding. `with_gradients` evaluates an operator and its VJP, `rel_rms` measures errors.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,43 +12,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Relative RMS against the float64 definition that an operator may have: (outputs, gradients). They
-# belong to a dtype and never to a machine.
+# Tolerances: relative RMS error against the float64 definition, (outputs, gradients). They depend
+# on the dtype, never on the machine.
 REL_RMS = {
   "float64": (1e-11, 1e-11),
   "float32": (2e-6, 2e-6),
   "bfloat16": (8e-3, 1.2e-2),
 }
-# The same for repeated keys and other inputs that amplify rounding.
+# The same for `ill_conditioned_inputs`.
 ILL_CONDITIONED_REL_RMS = {"float64": 1e-11, "float32": 1e-5}
 
 
 def rel_rms(x, ref) -> float:
-  """Relative root mean square error; 0 where both are zero."""
+  """Return the relative root mean square error; 0 if both are zero."""
   x, ref = np.asarray(x, np.float64), np.asarray(ref, np.float64)
   if x.shape != ref.shape:
-    raise ValueError(f"x has shape {x.shape}, expected that of ref, {ref.shape}.")
+    raise ValueError(f"x has shape {x.shape}, expected the shape of ref, {ref.shape}.")
   error = np.sqrt(np.mean((x - ref) ** 2))
   return float(error and error / np.sqrt(np.mean(ref**2)))
 
 
 def cast(inputs: dict, dtype: str) -> dict[str, jax.Array]:
-  """Floating inputs in `dtype`; a state S0 stays float32 at least, integers what they are."""
+  """Cast floating inputs to `dtype`; a state S0 stays at least float32, integers unchanged."""
 
   def one(name, x):
     if not jnp.issubdtype(np.asarray(x).dtype, jnp.floating):
       return jnp.asarray(x)
-    wide = name == "S0" and jnp.finfo(dtype).bits < 32
-    return jnp.asarray(x, "float32" if wide else dtype)
+    upcast = name == "S0" and jnp.finfo(dtype).bits < 32
+    return jnp.asarray(x, "float32" if upcast else dtype)
 
   return {name: one(name, x) for name, x in inputs.items()}
 
 
 def with_gradients(f: Callable, names: tuple[str, ...] = ("o", "S")) -> Callable:
-  """(inputs, cotangents) -> outputs of f(**inputs) by `names`, and d<name> of floating inputs.
+  """Return a jitted (inputs, cotangents) -> outputs and gradients of f(**inputs).
 
-  Compiled, once for all inputs of one shape. Outputs are returned too: a backward alone would let
-  the compiler drop half of the forward.
+  The result is a dict of the outputs by `names`, and d<name> of each floating input. Outputs are
+  returned too: with gradients alone the compiler could drop half of the forward pass.
   """
 
   @jax.jit
@@ -59,7 +63,7 @@ def with_gradients(f: Callable, names: tuple[str, ...] = ("o", "S")) -> Callable
 
 
 def random_cotangents(f: Callable, inputs: dict, seed: int = 1) -> tuple[np.ndarray, ...]:
-  """A normal number for each number that f(**inputs) returns."""
+  """Draw normally distributed cotangents of the outputs of f(**inputs)."""
   rng = np.random.default_rng(seed)
   shapes = jax.eval_shape(lambda x: f(**x), inputs)
   return tuple(rng.standard_normal(shape.shape) for shape in shapes)
@@ -67,7 +71,7 @@ def random_cotangents(f: Callable, inputs: dict, seed: int = 1) -> tuple[np.ndar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-  """Sizes of one problem; `Hv`, `dv` default to `H`, `dk`."""
+  """Shapes and options of delta rule inputs; `Hv`, `dv` default to `H`, `dk`."""
 
   B: int = 1
   L: int
@@ -84,16 +88,16 @@ class Spec:
     return self.B, self.L, self.Hv or self.H, self.dv or self.dk
 
 
-# The paper's speed figure: width H dk fixed and B L = 16384 there, B = 1 and H = 4 here.
+# The paper's speed figure; it fixes the width H dk and B L = 16384, here B = 1 and H = 4.
 SPEED = {
   f"d{d}_L{L}": Spec(L=L, H=4, dk=d) for d in (64, 128, 256) for L in (512, 1024, 2048, 4096, 8192)
 }
 
 
 def random_inputs(spec: Spec, seed: int = 0, dtype="float64") -> dict[str, np.ndarray]:
-  """Keyword arguments of `delta_rule`: unit keys and queries, gates from -20 to -0.001 per step.
+  """Draw keyword arguments of `delta_rule`: unit keys and queries, log decays in (-20, -0.001).
 
-  Packed rows hold segments of 1 token up to several chunks; ids come back in later segments.
+  Packed sequences have segments of 1 token up to several chunks; ids recur in later segments.
   """
   rng = np.random.default_rng(seed)
   B, L, Hv, dv = spec.v_shape
@@ -111,7 +115,7 @@ def random_inputs(spec: Spec, seed: int = 0, dtype="float64") -> dict[str, np.nd
     inputs["g"] = -np.exp(rng.uniform(np.log(1e-3), np.log(20), shape))
   inputs = {name: x.astype(dtype) for name, x in inputs.items()}
   if spec.packed:
-    # Boundaries at random plus segments of one token each in the middle of the row.
+    # Random boundaries, plus single-token segments in the middle of the sequence.
     starts = rng.random((B, L)) < 5 / L
     starts[:, L // 2 : L // 2 + 3] = True
     inputs["segment_ids"] = (np.cumsum(starts, axis=1) % 3).astype("int32")
@@ -131,7 +135,7 @@ ILL_CONDITIONED = (
 
 
 def ill_conditioned_inputs(kind: str, L: int = 4096, d: int = 32) -> dict[str, np.ndarray]:
-  """Return inputs that amplify rounding errors, by a name of ILL_CONDITIONED."""
+  """Return inputs that amplify rounding errors; `kind` is one of ILL_CONDITIONED."""
   if kind not in ILL_CONDITIONED:
     raise ValueError(f"kind is {kind!r}, expected one of {ILL_CONDITIONED}.")
   rng = np.random.default_rng(0)

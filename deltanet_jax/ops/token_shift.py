@@ -1,4 +1,4 @@
-"""Token shift: every token beside the one before it."""
+"""Token shift: the previous token at every position."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,11 +12,12 @@ def token_shift(
   state: Float[Array, "B d"] | None = None,
   segment_ids: Int[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L d"], Float[Array, "B d"]]:
-  """x_{t-1} for every t, and the last token.
+  """Shift a sequence by one token: return x_{t-1} for every t, and the last token.
 
   Args:
-    state: the token before the first one, zeros if None; of the first segment of a row.
-    segment_ids: the first token of a segment has zeros before it.
+    x: Inputs.
+    state: The token before the first one, zeros if None; it belongs to the first segment.
+    segment_ids: Segments of packed sequences; the first token of a segment is preceded by zeros.
   """
   first = jnp.zeros_like(x[:, :1]) if state is None else state.astype(x.dtype)[:, None]
   before = jnp.concatenate([first, x[:, :-1]], axis=1)

@@ -146,7 +146,10 @@ def evaluators(corpus: Corpus, row: str) -> list:
   held_out = corpus.validation
   shape = dict(length=LENGTH, batch=BATCH)
   planted = functools.partial(PlantedRecallText, held_out, corpus.tokenizer(), **shape, batches=32)
-  found = [Validation(SplitText(held_out, **shape)), PlantedRecall(planted(), planted(told=False))]
+  found = [
+    Validation(SplitText(held_out, **shape)),
+    PlantedRecall(planted(), planted(plant_answers=False)),
+  ]
   if row in MAIN:
     # As many tokens in a batch of any length, so the same text in as many batches.
     sizes = {LENGTH * n: 2 * MULTIPLES[-1] // n for n in MULTIPLES}

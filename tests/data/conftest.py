@@ -8,7 +8,7 @@ from deltanet_jax.data.corpus.prepare import prepare
 
 
 def make_texts(count: int, seed: int) -> list[str]:
-  """Texts of 1 to 60 characters, some of two bytes, and one far longer than any row."""
+  """Return texts of 1 to 60 characters, some of two bytes, and one far longer than a sequence."""
   random = np.random.default_rng(seed)
   alphabet = np.array(list("abcdefgh é\n"))
   sizes = random.integers(1, 60, count)
@@ -36,7 +36,7 @@ def source(texts, tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def corpus(source, tmp_path_factory):
-  """Bytes in many small shards, so that rows cross their borders."""
+  """Byte tokens in many small shards, so that sequences cross shard boundaries."""
   folder = tmp_path_factory.mktemp("corpus") / "bytes"
   prepare(source, folder, load_tokenizer("bytes"), validation=0.2, shard_tokens=300)
   return open_corpus(folder)

@@ -75,11 +75,11 @@ def test_an_unknown_column_is_reported_with_those_that_exist(tmp_path):
 
 def test_damaged_files_are_named(tmp_path):
   (tmp_path / "a.parquet").write_bytes(b"PAR1 but nothing else")
-  with pytest.raises(ValueError, match=r"a\.parquet: .*take it out of the input"):
+  with pytest.raises(ValueError, match=r"a\.parquet: .*remove it from the input"):
     read(tmp_path / "a.parquet")
   file = write_dataset(tmp_path / "data", [TEXTS]) / "data-00000-of-00001.arrow"
   file.write_bytes(file.read_bytes()[:-3000])
-  with pytest.raises(ValueError, match=r"arrow, row [0-9]+: .*take it out of the input"):
+  with pytest.raises(ValueError, match=r"arrow, row [0-9]+: .*remove it from the input"):
     read(tmp_path / "data")
 
 

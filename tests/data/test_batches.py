@@ -1,4 +1,4 @@
-"""Rows are cut from the stream as described, for any hosts, workers and restarts."""
+"""Packed batches of a corpus: windows of the token stream, for any hosts, workers and resumes."""
 
 import itertools
 import json
@@ -15,19 +15,19 @@ LENGTH, BATCH = 32, 8
 
 
 def stream_of(split):
-  """Tokens and document numbers straight from the files."""
+  """Read tokens and document numbers directly from the files."""
   tokens, documents = [], []
   for shard in split.info.shards:
     ids = np.fromfile(split.folder / f"{shard.name}.bin", "<u2")
-    begins = np.zeros(len(ids), int)
-    begins[np.fromfile(split.folder / f"{shard.name}.idx", "<i8")] = 1
+    starts = np.zeros(len(ids), int)
+    starts[np.fromfile(split.folder / f"{shard.name}.idx", "<i8")] = 1
     tokens.append(ids)
-    documents.append(begins)
+    documents.append(starts)
   return np.concatenate(tokens), np.cumsum(np.concatenate(documents))
 
 
-def rows_of(corpus, *, length=LENGTH, batch=BATCH, seed=0, **share):
-  return training_batches(CorpusTask(corpus, length=length, batch=batch, seed=seed), **share)
+def batches_of(corpus, *, length=LENGTH, batch=BATCH, seed=0, **options):
+  return training_batches(CorpusTask(corpus, length=length, batch=batch, seed=seed), **options)
 
 
 def take(batches, count):
@@ -43,50 +43,50 @@ def assert_equal(got, want):
 
 
 def joined(parts):
-  """One batch of the parts of several hosts."""
+  """Concatenate the batches of several hosts."""
   return {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
 
 
-def test_rows_are_windows_of_the_stream(corpus):
+def test_sequences_are_windows_of_the_stream(corpus):
   split = corpus.train
   assert len(split.info.shards) > 5
   tokens, documents = stream_of(split)
   windows = (split.tokens - 1) // LENGTH
   found = []
-  order = rows_of(corpus, batch=1)
-  for row in take(order, windows):
-    assert [row[n].dtype for n in NAMES] == [np.int32, np.int32, np.int32, np.bool_]
+  order = batches_of(corpus, batch=1)
+  for batch in take(order, windows):
+    assert [batch[n].dtype for n in NAMES] == [np.int32, np.int32, np.int32, np.bool_]
     at = [
       w
       for w in range(windows)
-      if (tokens[w * LENGTH :][:LENGTH] == row["tokens"][0]).all()
-      and (tokens[w * LENGTH + 1 :][:LENGTH] == row["targets"][0]).all()
+      if (tokens[w * LENGTH :][:LENGTH] == batch["tokens"][0]).all()
+      and (tokens[w * LENGTH + 1 :][:LENGTH] == batch["targets"][0]).all()
     ]
     assert len(at) == 1
     found += at
     number = documents[at[0] * LENGTH :][: LENGTH + 1]
-    np.testing.assert_array_equal(row["segment_ids"][0], number[:-1] - number[0] + 1)
-    np.testing.assert_array_equal(row["mask"][0], number[1:] == number[:-1])
-    # What is masked is exactly the bos of the next document.
-    np.testing.assert_array_equal(row["mask"][0], row["targets"][0] != 256)
-  # An epoch has every window once, shuffled, and the next one is shuffled anew.
+    np.testing.assert_array_equal(batch["segment_ids"][0], number[:-1] - number[0] + 1)
+    np.testing.assert_array_equal(batch["mask"][0], number[1:] == number[:-1])
+    # Exactly the BOS of the next document is masked.
+    np.testing.assert_array_equal(batch["mask"][0], batch["targets"][0] != 256)
+  # An epoch has every window once, shuffled; the next one is reshuffled.
   assert sorted(found) == list(range(windows)) != found
   again = take(order, windows)
-  first = take(rows_of(corpus, batch=1), windows)
-  key = lambda rows: [r["tokens"].tobytes() for r in rows]
+  first = take(batches_of(corpus, batch=1), windows)
+  key = lambda batches: [batch["tokens"].tobytes() for batch in batches]
   assert key(again) != key(first)
   assert sorted(key(again)) == sorted(key(first))
 
 
-def test_a_document_longer_than_the_row_fills_rows(corpus):
-  rows = take(rows_of(corpus), 40)
-  whole = [b["mask"][i].all() for b in rows for i in range(BATCH)]
-  assert any(whole)
-  assert all(b["segment_ids"].min() == 1 for b in rows)
+def test_a_document_longer_than_a_sequence_fills_sequences(corpus):
+  batches = take(batches_of(corpus), 40)
+  one_document = [b["mask"][i].all() for b in batches for i in range(BATCH)]
+  assert any(one_document)
+  assert all(b["segment_ids"].min() == 1 for b in batches)
 
 
-def test_stream_depends_on_seed_and_step_alone(corpus):
-  make = lambda **kw: rows_of(corpus, **kw)
+def test_batches_depend_only_on_seed_and_step(corpus):
+  make = lambda **kw: batches_of(corpus, **kw)
   want = take(make(seed=3), 20)
   assert_equal(take(make(seed=3), 20), want)
   assert_equal(take(make(seed=3, workers=1), 20), want)
@@ -96,16 +96,16 @@ def test_stream_depends_on_seed_and_step_alone(corpus):
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_out_the_same_batches(corpus, hosts):
-  make = lambda **kw: rows_of(corpus, seed=5, **kw)
+def test_hosts_shard_the_same_batches(corpus, hosts):
+  make = lambda **kw: batches_of(corpus, seed=5, **kw)
   parts = [take(make(host=h, hosts=hosts, workers=h), 12) for h in range(hosts)]
   assert all(batch["tokens"].shape == (BATCH // hosts, LENGTH) for batch in parts[0])
   assert_equal([joined(step) for step in zip(*parts)], take(make(), 12))
 
 
 @pytest.mark.parametrize("before,after", [(0, 0), (0, 2), (3, 0), (2, 3)])
-def test_restored_stream_goes_on(corpus, before, after):
-  make = lambda workers, start=0: rows_of(corpus, seed=7, workers=workers, start=start)
+def test_a_restored_iterator_resumes(corpus, before, after):
+  make = lambda workers, start=0: batches_of(corpus, seed=7, workers=workers, start=start)
   batches = make(before)
   take(batches, 11)
   state = json.loads(json.dumps(batches.get_state()))
@@ -118,8 +118,8 @@ def test_restored_stream_goes_on(corpus, before, after):
   assert_equal(take(make(after, start=11), 9), want)
 
 
-def test_restored_through_grain_files(corpus, tmp_path):
-  make = lambda: rows_of(corpus, workers=2)
+def test_resuming_from_a_grain_checkpoint(corpus, tmp_path):
+  make = lambda: batches_of(corpus, workers=2)
   batches = make()
   take(batches, 4)
   handler = grain.checkpoint.CheckpointHandler()
@@ -131,7 +131,7 @@ def test_restored_through_grain_files(corpus, tmp_path):
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("batch", [2, 64])
 @pytest.mark.parametrize("length", [1, 31, 100_000])
-def test_evaluation_counts_each_target_once(corpus, length, batch, hosts):
+def test_evaluation_scores_each_target_once(corpus, length, batch, hosts):
   split = corpus.validation
   if length == 1:
     batch *= 16
@@ -149,21 +149,21 @@ def test_evaluation_counts_each_target_once(corpus, length, batch, hosts):
   inside = tokens[1:] != 256
   np.testing.assert_array_equal(pairs, np.stack([tokens[:-1], tokens[1:]], 1)[inside])
   assert len(pairs) == split.tokens - split.documents == split.bytes + split.documents
-  # The end of a document is a target like any other.
+  # EOS is a target.
   assert sum(pairs[:, 1] == 257) == split.documents
 
 
 @pytest.mark.parametrize(
   "wrong,message",
   [
-    (dict(length=LENGTH, batch=4096), "fewer than the batch of 4096"),
-    (dict(length=10**6, batch=1), "has 0 rows of 1000000 tokens"),
+    (dict(length=LENGTH, batch=4096), "fewer than the batch size 4096"),
+    (dict(length=10**6, batch=1), "has 0 sequences of 1000000 tokens"),
     (dict(length=LENGTH, batch=9, hosts=2), "multiple of the 2 hosts"),
     (dict(length=LENGTH, batch=8, host=2, hosts=2), "expected 0 to 1"),
     (dict(length=0, batch=8), "length is 0"),
     (dict(length=LENGTH, batch=8, seed=-1), "seed is -1"),
   ],
 )
-def test_impossible_batches_are_refused(corpus, wrong, message):
+def test_impossible_batches_raise(corpus, wrong, message):
   with pytest.raises(ValueError, match=message):
-    rows_of(corpus, **wrong)
+    batches_of(corpus, **wrong)

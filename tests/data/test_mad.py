@@ -1,4 +1,4 @@
-"""MAD's tasks: plain solvers answer everything, and counts are as the benchmark has them."""
+"""MAD tasks: exact solvers reach 100%, and statistics match the benchmark."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,15 @@ from deltanet_jax.data.synthetic.base import VALIDATION
 from deltanet_jax.eval.accuracy import macro_accuracy
 
 
-def held_out(name, rows=400, setting=0, **changes):
-  """A task and one batch of what it holds out."""
+def evaluation_batch(name, examples=400, setting=0, **changes):
+  """Return a task and one validation batch."""
   settings = mad.SETTINGS[name][setting] | dict(examples=None) | changes
-  task = mad.make(name, batch=rows, **settings)
-  return task, task.draw(task.random(VALIDATION, 0), rows, held_out=True)
+  task = mad.make(name, batch=examples, **settings)
+  return task, task.draw(task.random(VALIDATION, 0), examples, evaluation=True)
 
 
 def by_last_seen(task, tokens):
-  """The value that followed this token when it came before."""
+  """Predict the token that followed the previous occurrence."""
   known, answers = {}, []
   for token, after in zip(tokens, [*tokens[1:], 0]):
     answers.append(known.get(token, 0))
@@ -25,7 +25,7 @@ def by_last_seen(task, tokens):
 
 
 def by_motif(task, tokens):
-  """The next token of the value of these three tokens, if they had one before."""
+  """Predict the next token of the value of the last three tokens as a key, if seen before."""
   keys, known, answers = (task.vocab - 1) // 2, {}, []
   key, value = (), ()
   for token in tokens:
@@ -56,11 +56,11 @@ SOLVERS = dict(
 
 
 @pytest.mark.parametrize("name", mad.TASKS)
-def test_a_perfect_solver_is_always_right(name):
+def test_an_exact_solver_is_always_right(name):
   for setting in (0, -1):
-    task, batch = held_out(name, 60, setting)
+    task, batch = evaluation_batch(name, 60, setting)
     mask = batch["mask"]
-    answers = np.array([SOLVERS[name](task, row) for row in batch["tokens"]])
+    answers = np.array([SOLVERS[name](task, x) for x in batch["tokens"]])
     assert mask.any() and np.array_equal(answers[mask], batch["targets"][mask])
     assert macro_accuracy(batch["targets"][mask], answers[mask]) == 1
 
@@ -79,8 +79,8 @@ def test_settings_change_one_factor_of_the_baseline():
 
 
 @pytest.mark.parametrize("vocab, scored", [(16, 56), (128, 24)])
-def test_recall_scores_what_was_shown_before(vocab, scored):
-  task, batch = held_out("context_recall", vocab=vocab)
+def test_recall_scores_keys_seen_before(vocab, scored):
+  task, batch = evaluation_batch("context_recall", vocab=vocab)
   tokens, mask = batch["tokens"], batch["mask"]
   assert mask.sum(axis=1).mean() == pytest.approx(scored, abs=1)
   assert mask[:, -1].all() and not mask[:, 1::2].any()
@@ -92,18 +92,18 @@ def test_recall_scores_what_was_shown_before(vocab, scored):
   assert np.array_equal(trained["tokens"][:, 1:], trained["targets"][:, :-1])
 
 
-def test_the_last_key_is_any_of_those_shown():
-  """Of different keys each is as likely, however often it was shown."""
-  _, batch = held_out("context_recall", 6000, vocab=6, length=8)
+def test_the_last_key_is_uniform_over_distinct_earlier_keys():
+  """However often each occurred."""
+  _, batch = evaluation_batch("context_recall", 6000, vocab=6, length=8)
   keys = batch["tokens"][:, ::2]
-  odd = np.array([sorted(np.bincount(row[:3], minlength=3)) == [0, 1, 2] for row in keys])
-  twice = np.array([np.argmax(np.bincount(row[:3])) for row in keys[odd]])
+  odd = np.array([sorted(np.bincount(x[:3], minlength=3)) == [0, 1, 2] for x in keys])
+  twice = np.array([np.argmax(np.bincount(x[:3])) for x in keys[odd]])
   assert np.mean(keys[odd, -1] == twice) == pytest.approx(1 / 2, abs=0.03)
 
 
 @pytest.mark.parametrize("noise", [0.2, 0.8])
-def test_noise_has_its_share_and_is_never_scored(noise):
-  _, batch = held_out("noisy_recall", noise=noise)
+def test_noise_has_its_fraction_and_is_never_scored(noise):
+  _, batch = evaluation_batch("noisy_recall", noise=noise)
   noisy = batch["tokens"] >= 16
   pairs = noisy[:, :-1].reshape(len(noisy), -1, 2)
   assert np.array_equal(pairs[..., 0], pairs[..., 1])
@@ -112,42 +112,44 @@ def test_noise_has_its_share_and_is_never_scored(noise):
   assert pairs.mean() == pytest.approx(expected, abs=4 * np.sqrt(0.25 / pairs[..., 0].size))
   assert not (batch["mask"] & (noisy | (batch["targets"] >= 16))).any()
   assert set(batch["tokens"][noisy]) == set(range(16, 32)) and not noisy[:, -1].any()
-  _, short = held_out("noisy_recall", length=4, noise=0.9)  # also where all would be noise
+  _, short = evaluation_batch(
+    "noisy_recall", length=4, noise=0.9
+  )  # even if all pairs would be noise
   assert (short["tokens"][:, 0] < 8).all() and short["mask"][:, -1].all()
 
 
-def plain_fuzzy(random, T, V, held_out):
-  """One row token by token: (tokens of pairs, how many count, whether the probe was shown)."""
+def plain_fuzzy(random, T, V, evaluation):
+  """Draw one example by a loop: (tokens of pairs, scored tokens, whether the probe was seen)."""
   keys, values = np.arange((V - 1) // 2), np.arange((V - 1) // 2, V - 1)
-  size = lambda: 3 if held_out else random.integers(1, 4)
+  size = lambda: 3 if evaluation else random.integers(1, 4)
   draw = lambda of, n: tuple(random.choice(of, n, replace=False))
   probe, answer = draw(keys, size()), draw(values, random.integers(1, 4))
   both = len(probe) + len(answer)
-  at, row, known, counting = random.integers(0, T - 2 * both), [], {}, 0
-  while len(row) < T - both - 6:
-    if len(row) >= at and probe not in known:
+  at, tokens, known, scored = random.integers(0, T - 2 * both), [], {}, 0
+  while len(tokens) < T - both - 6:
+    if len(tokens) >= at and probe not in known:
       key, value = probe, answer
     else:
       key = draw(keys, size())
       fresh = draw(values, random.integers(1, 4))
       value = answer if key == probe else known.get(key, fresh)
-    counting += len(value) * (key in known)
-    row += [*key, *value]
+    scored += len(value) * (key in known)
+    tokens += [*key, *value]
     known[key] = value
-  return len(row) + both, counting + len(answer) * (probe in known), probe in known
+  return len(tokens) + both, scored + len(answer) * (probe in known), probe in known
 
 
 @pytest.mark.parametrize("vocab", [8, 16])
-def test_fuzzy_recall_is_as_a_plain_loop_draws_it(vocab):
+def test_fuzzy_recall_has_the_statistics_of_a_plain_loop(vocab):
   random, T = np.random.default_rng(0), 64
-  task, batch = held_out("fuzzy_recall", 3000, vocab=vocab, length=T)
+  task, batch = evaluation_batch("fuzzy_recall", 3000, vocab=vocab, length=T)
   plain = np.array([plain_fuzzy(random, T, vocab, True) for _ in range(800)])
   used = 1 + (batch["tokens"] != vocab - 1).sum(axis=1)
-  shown = batch["mask"][:, -1]
-  for ours, theirs in zip((used, batch["mask"].sum(axis=1), shown), plain.T):
+  seen = batch["mask"][:, -1]
+  for ours, theirs in zip((used, batch["mask"].sum(axis=1), seen), plain.T):
     error = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
     assert abs(ours.mean() - theirs.mean()) < 4.5 * error + 1e-9
-  assert 0.9 < shown.mean() < 1  # a probe that was not shown before does not count
+  assert 0.9 < seen.mean() < 1  # a probe that was not seen before is not scored
   trained = task.batch(0, 0, 1)
   assert trained["mask"].all()
   theirs = np.array([plain_fuzzy(random, T, vocab, False)[0] for _ in range(800)])
@@ -155,13 +157,13 @@ def test_fuzzy_recall_is_as_a_plain_loop_draws_it(vocab):
   assert abs(ours.mean() - theirs.mean()) < 4.5 * np.sqrt(2 * theirs.var() / 800)
 
 
-def test_motifs_have_one_to_three_different_tokens_in_training():
+def test_motifs_have_one_to_three_distinct_tokens_in_training():
   task = mad.make("fuzzy_recall", vocab=64, length=128, examples=None, batch=300)
   keys, sizes = 31, {True: [], False: []}
-  for row in task.batch(0, 0, 1)["tokens"]:
-    row = row[row < 63]
-    border = np.flatnonzero(np.diff(row < keys)) + 1
-    for motif in np.split(row, border)[:-1]:
+  for x in task.batch(0, 0, 1)["tokens"]:
+    x = x[x < 63]
+    boundaries = np.flatnonzero(np.diff(x < keys)) + 1
+    for motif in np.split(x, boundaries)[:-1]:
       assert len(set(motif)) == len(motif)
       sizes[bool(motif[0] < keys)].append(len(motif))
   for found in sizes.values():
@@ -169,27 +171,27 @@ def test_motifs_have_one_to_three_different_tokens_in_training():
     assert len(share) == 4 and abs(share[1:] - 1 / 3).max() < 0.03
 
 
-def test_selective_copy_shows_blanks_before_tokens_and_then_nothing():
+def test_selective_copy_has_blanks_before_tokens_and_at_the_targets():
   n, T, V = 16, 256, 16
-  _, batch = held_out("selective_copy")
+  _, batch = evaluation_batch("selective_copy")
   tokens, mask = batch["tokens"], batch["mask"]
   assert (tokens[:, -n:] == V - 2).all() and (tokens[:, -n - 1] == V - 1).all()
   assert mask[:, -n:].all() and not mask[:, :-n].any()
   before = tokens[:, : -n - 1]
   content = before < V - 2
   assert (content.sum(axis=1) == n).all() and content[:, -1].all()
-  places = np.nonzero(content)[1].reshape(-1, n)
-  gaps = np.diff(places, axis=1, prepend=-1) - 1
+  positions = np.nonzero(content)[1].reshape(-1, n)
+  gaps = np.diff(positions, axis=1, prepend=-1) - 1
   assert abs(gaps.mean(axis=0) / ((T - 2 * n - 1) / n) - 1).max() < 0.1
-  # Binomial, for every blank goes before any token alike.
+  # Binomial: each blank is placed before a uniformly drawn token.
   assert gaps.var() == pytest.approx((T - 2 * n - 1) / n * (1 - 1 / n), rel=0.1)
   shuffled = np.random.default_rng(0).permuted(batch["targets"][:, -n:], axis=1)
   right = np.mean(shuffled == batch["targets"][:, -n:])
   assert right == pytest.approx(1 / n + (1 - 1 / n) / (V - 2), abs=0.02)
 
 
-def test_what_memorising_can_reach():
-  """Keys that training never showed cannot be known: the more keys there are."""
+def test_accuracy_limit_of_memorization():
+  """Keys absent from training cannot be known; with more keys there are more of them."""
   reached = []
   for setting in mad.SETTINGS["memorize"]:
     task = mad.make("memorize", batch=256, **setting)
@@ -197,7 +199,7 @@ def test_what_memorising_can_reach():
     assert len(set(task.values)) == keys and task.values.min() >= keys
     assert task.values.max() < setting["vocab"] - 1
     train, test = task.batch(0, 0, 1), next(task.test.validation(0, 1))
-    assert not np.isin(train["tokens"], task.values).any()  # no value is ever shown
+    assert not np.isin(train["tokens"], task.values).any()  # values never appear in the input
     known = np.isin(test["tokens"][:, ::2], train["tokens"][:, ::2])
     expected = 1 - (1 - 1 / keys) ** (256 * 16)
     assert known.mean() == pytest.approx(expected, abs=0.03)
@@ -207,8 +209,8 @@ def test_what_memorising_can_reach():
   assert (other.values != mad.make("memorize", batch=4, **mad.SETTINGS["memorize"][0]).values).any()
 
 
-def test_what_compression_gives_for_nothing():
-  _, batch = held_out("compress", 1280)
+def test_chance_accuracy_of_compression():
+  _, batch = evaluation_batch("compress", 1280)
   guess = np.random.default_rng(0).integers(0, 15, batch["tokens"].shape)
   guess[:, -1] = 15
   macro = macro_accuracy(batch["targets"].ravel(), guess.ravel())

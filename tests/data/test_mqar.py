@@ -1,16 +1,16 @@
-"""MQAR: every answer is in the pairs, queries follow their power law, nothing leaks."""
+"""MQAR: the pairs answer every query, query positions follow a power law, answers do not leak."""
 
 import numpy as np
 import pytest
 
 from deltanet_jax.data import MQAR
 
-K, T, V, ROWS = 8, 64, 256, 3000
+K, T, V, EXAMPLES = 8, 64, 256, 3000
 
 
 @pytest.fixture(scope="module")
 def batch():
-  return MQAR(V, T, K, batch=ROWS, seed=1).batch(0, 0, 1)
+  return MQAR(V, T, K, batch=EXAMPLES, seed=1).batch(0, 0, 1)
 
 
 def test_a_dictionary_of_the_pairs_answers_everything(batch):
@@ -26,37 +26,37 @@ def test_keys_values_queries_and_zeros(batch):
   assert keys.min() == 1 and keys.max() == V // 2 - 1
   assert values.min() == V // 2 and values.max() == V - 1
   assert not mask[:, : 2 * K].any() and not mask[:, 1::2].any()
-  # Each key once more and else zeros: no value, so no answer, is shown after the pairs.
+  # After the pairs each key once, otherwise zeros: no value, hence no answer, appears there.
   assert np.array_equal(np.sort(after[mask[:, 2 * K :]].reshape(-1, K)), np.sort(keys))
   assert (after[~mask[:, 2 * K :]] == 0).all()
   counts = np.bincount(keys.ravel(), minlength=V // 2)[1:]
   assert abs(counts / counts.mean() - 1).max() < 5 / np.sqrt(counts.mean())
 
 
-def test_slots_are_drawn_by_their_weights(batch):
-  """By a plain sampler that takes one slot after the other, and the first one by the formula."""
+def test_query_slots_are_drawn_by_weight(batch):
+  """Against sequential sampling, and for the first query against the formula."""
   slots, power = (T - 2 * K) // 2, 0.01
   weights = np.arange(1, slots + 1) ** (power - 1)
-  asked = batch["mask"][:, 2 * K :: 2]
+  queried = batch["mask"][:, 2 * K :: 2]
   first_key = np.argmax(batch["tokens"][:, 2 * K :: 2] == batch["tokens"][:, :1], axis=1)
-  share = np.bincount(first_key, minlength=slots) / ROWS
+  share = np.bincount(first_key, minlength=slots) / EXAMPLES
   expected = weights / weights.sum()
-  assert abs(share - expected).max() < 5 * np.sqrt(0.25 / ROWS)
+  assert abs(share - expected).max() < 5 * np.sqrt(0.25 / EXAMPLES)
   random, plain = np.random.default_rng(0), np.zeros(slots)
   for _ in range(1000):
     plain[random.choice(slots, K, replace=False, p=expected)] += 1 / 1000
-  assert abs(asked.mean(axis=0) - plain).max() < 5 * np.sqrt(0.25 / 1000)
-  uniform = MQAR(V, T, K, batch=ROWS, power=1.0).batch(0, 0, 1)["mask"][:, 2 * K :: 2]
+  assert abs(queried.mean(axis=0) - plain).max() < 5 * np.sqrt(0.25 / 1000)
+  uniform = MQAR(V, T, K, batch=EXAMPLES, power=1.0).batch(0, 0, 1)["mask"][:, 2 * K :: 2]
   assert abs(uniform.mean(axis=0) - K / slots).max() < 0.05
 
 
-def test_chance_and_knowing_the_values_but_not_the_pairs(batch):
+def test_chance_accuracy_with_and_without_knowing_the_values(batch):
   random, mask = np.random.default_rng(0), batch["mask"]
-  targets = batch["targets"][mask].reshape(ROWS, K)
+  targets = batch["targets"][mask].reshape(EXAMPLES, K)
   values = batch["tokens"][:, 1 : 2 * K : 2]
-  guess = values[np.arange(ROWS)[:, None], random.integers(0, K, (ROWS, K))]
+  guess = values[np.arange(EXAMPLES)[:, None], random.integers(0, K, (EXAMPLES, K))]
   assert np.mean(guess == targets) == pytest.approx(1 / K, abs=0.01)
-  assert np.mean(random.integers(0, V, (ROWS, K)) == targets) == pytest.approx(1 / V, abs=0.003)
+  assert np.mean(random.integers(0, V, (EXAMPLES, K)) == targets) == pytest.approx(1 / V, abs=0.003)
 
 
 def test_random_tokens_between_queries():

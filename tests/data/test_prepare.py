@@ -1,4 +1,4 @@
-"""Preparing gives every document once, the same whatever interrupts it, and refuses the rest."""
+"""Corpus preparation: every document once, resumable, deterministic; errors for bad input."""
 
 import dataclasses
 import errno
@@ -45,7 +45,7 @@ def test_every_document_once_and_counted(corpus, texts):
   assert corpus.manifest.recipe.sources[0][0] == "0.jsonl"
 
 
-def test_order_is_of_the_seed_not_of_buckets_or_shards(corpus, source, tmp_path, monkeypatch):
+def test_order_depends_on_the_seed_not_on_buckets_or_shards(corpus, source, tmp_path, monkeypatch):
   want = documents(corpus.train)
   monkeypatch.setattr(shuffle, "_BUCKET", 500)
   prepare.prepare(source, tmp_path / "a", BYTES, validation=0.2, shard_tokens=10**6)
@@ -61,14 +61,14 @@ def test_order_is_of_the_seed_not_of_buckets_or_shards(corpus, source, tmp_path,
 
 
 class Stopped(BaseException):
-  """Ends the preparation as a signal would."""
+  """Interrupts the preparation like a signal."""
 
 
-def test_interrupted_anywhere_gives_the_same(source, tmp_path, monkeypatch):
+def test_resuming_after_any_interruption_gives_identical_files(source, tmp_path, monkeypatch):
   settings = dict(validation=0.2, shard_tokens=1000)
-  manifest = prepare.prepare(source, tmp_path / "whole", BYTES, **settings)
+  manifest = prepare.prepare(source, tmp_path / "uninterrupted", BYTES, **settings)
   shards = len(manifest.train.shards + manifest.validation.shards)
-  want = contents(tmp_path / "whole")
+  want = contents(tmp_path / "uninterrupted")
   crashes = 0
   for last in range(100):
     calls = iter(range(last + 1))
@@ -78,7 +78,7 @@ def test_interrupted_anywhere_gives_the_same(source, tmp_path, monkeypatch):
         raise Stopped
 
     output = tmp_path / f"{last}"
-    # Every file is made durable before it gets its name, so these are all states of the disk.
+    # Every file is synced before it is renamed, so these are all states of the disk.
     with monkeypatch.context() as patch:
       patch.setattr(files, "sync", sync)
       try:
@@ -86,15 +86,15 @@ def test_interrupted_anywhere_gives_the_same(source, tmp_path, monkeypatch):
         break
       except Stopped:
         crashes += 1
-    with pytest.raises(FileNotFoundError, match="did not finish"):
+    with pytest.raises(FileNotFoundError, match="preparation is incomplete"):
       open_corpus(output)
     prepare.prepare(source, output, BYTES, **settings)
     assert contents(output) == want
-  # One bucket, what is in it, per shard two files and the list of shards, the manifest.
+  # One bucket, its record, two files and the list of shards per shard, the manifest.
   assert crashes == 2 + 3 * shards + 1 > 12
 
 
-def test_resuming_skips_finished_shards(source, tmp_path, monkeypatch):
+def test_resuming_skips_completed_shards(source, tmp_path, monkeypatch):
   encoded = []
 
   class Counting(type(BYTES)):
@@ -107,8 +107,8 @@ def test_resuming_skips_finished_shards(source, tmp_path, monkeypatch):
   monkeypatch.setattr(prepare, "_GROUP", 400)
   with pytest.raises(Stopped):
     prepare.prepare(source, tmp_path / "a", Counting(), **SETTINGS)
-  finished = json.loads((tmp_path / "a/.partial/shards.json").read_text())
-  count = sum(shard["documents"] for split in finished.values() for shard in split)
+  completed = json.loads((tmp_path / "a/.partial/shards.json").read_text())
+  count = sum(shard["documents"] for split in completed.values() for shard in split)
   assert count > 10
   before = sum(encoded)
   encoded[:] = []
@@ -118,7 +118,7 @@ def test_resuming_skips_finished_shards(source, tmp_path, monkeypatch):
   assert before >= count
 
 
-def test_again_checks_and_other_settings_are_refused(corpus, source, tmp_path):
+def test_rerunning_verifies_and_other_settings_raise(corpus, source, tmp_path):
   folder = tmp_path / "copy"
   shutil.copytree(corpus.train.folder, folder)
   before = contents(folder)
@@ -130,11 +130,11 @@ def test_again_checks_and_other_settings_are_refused(corpus, source, tmp_path):
   assert contents(folder) == before
   path = folder / "train-00000.bin"
   path.write_bytes(b"!" + path.read_bytes()[1:])
-  with pytest.raises(ValueError, match="another checksum"):
+  with pytest.raises(ValueError, match="does not match its checksum"):
     prepare.prepare(source, folder, BYTES, **SETTINGS)
 
 
-def test_unfinished_work_of_others_or_damaged_is_refused(source, tmp_path, monkeypatch):
+def test_incomplete_output_with_other_settings_or_damage_raises(source, tmp_path, monkeypatch):
   def stop(*_):
     raise Stopped
 
@@ -142,16 +142,16 @@ def test_unfinished_work_of_others_or_damaged_is_refused(source, tmp_path, monke
     patch.setattr(prepare, "_write_shard", stop)
     with pytest.raises(Stopped):
       prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
-  with pytest.raises(ValueError, match=r"begun, with other settings \(seed\)"):
+  with pytest.raises(ValueError, match=r"other settings \(seed\)"):
     prepare.prepare(source, tmp_path / "a", BYTES, seed=2, **SETTINGS)
   (tmp_path / "a/.partial/train/bucket-000").write_bytes(b"short")
-  with pytest.raises(ValueError, match="has lost data"):
+  with pytest.raises(ValueError, match="partial is incomplete"):
     prepare.prepare(source, tmp_path / "a", BYTES, **SETTINGS)
 
 
-def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
+def test_unrelated_and_locked_outputs_raise(source, tmp_path):
   (tmp_path / "thesis.tex").write_text("precious")
-  with pytest.raises(ValueError, match=r"something else, like thesis\.tex"):
+  with pytest.raises(ValueError, match=r"unrelated files such as thesis\.tex"):
     prepare.prepare(source, tmp_path, BYTES)
   with pytest.raises(ValueError, match="is a file"):
     prepare.prepare(source, tmp_path / "thesis.tex", BYTES)
@@ -167,19 +167,19 @@ def test_foreign_and_busy_outputs_are_refused(source, tmp_path):
 @pytest.mark.parametrize(
   "damage,message",
   [
-    (lambda p: p.write_bytes(p.read_bytes()[:-2]), r"bin is of \d+ bytes, expected"),
-    (lambda p: p.write_bytes(b"!" + p.read_bytes()[1:]), "another checksum"),
+    (lambda p: p.write_bytes(p.read_bytes()[:-2]), r"bin has \d+ bytes, expected"),
+    (lambda p: p.write_bytes(b"!" + p.read_bytes()[1:]), "does not match its checksum"),
     (lambda p: p.unlink(), "is missing, expected"),
-    (lambda p: p.with_suffix(".idx").write_bytes(b""), "idx is of 0 bytes"),
+    (lambda p: p.with_suffix(".idx").write_bytes(b""), "idx has 0 bytes"),
     (lambda p: (p.parent / "manifest.json").unlink(), "has no manifest.json"),
     (lambda p: (p.parent / "manifest.json").write_text("{"), "is damaged"),
     (
       lambda p: (p.parent / "manifest.json").write_text('{"recipe": {"version": 9}}'),
-      "has format 9, this program reads 2",
+      "has format version 9, expected 2",
     ),
   ],
 )
-def test_damage_is_found(corpus, tmp_path, damage, message):
+def test_damage_is_detected(corpus, tmp_path, damage, message):
   folder = tmp_path / "copy"
   shutil.copytree(corpus.train.folder, folder)
   damage(folder / "train-00001.bin")
@@ -187,27 +187,27 @@ def test_damage_is_found(corpus, tmp_path, damage, message):
     open_corpus(folder)
 
 
-def test_checksums_of_a_large_corpus_are_compared_when_asked(corpus, tmp_path, monkeypatch):
+def test_checksums_of_a_large_corpus_are_verified_on_request(corpus, tmp_path, monkeypatch):
   folder = tmp_path / "copy"
   shutil.copytree(corpus.train.folder, folder)
   path = folder / "train-00001.bin"
   path.write_bytes(b"!" + path.read_bytes()[1:])
   monkeypatch.setattr("deltanet_jax.data.corpus.shards._ALWAYS_VERIFIED", 100)
   open_corpus(folder)
-  with pytest.raises(ValueError, match="another checksum"):
+  with pytest.raises(ValueError, match="does not match its checksum"):
     open_corpus(folder, verify=True)
 
 
-def test_another_tokenizer_is_refused(corpus):
+def test_another_tokenizer_raises(corpus):
   class Other(type(BYTES)):
     hash = "0" * 64
 
   assert open_corpus(corpus.train.folder, tokenizer=BYTES).manifest == corpus.manifest
-  with pytest.raises(ValueError, match=r"'bytes' of hash .* not 'bytes' of 000000000000"):
+  with pytest.raises(ValueError, match=r"'bytes' \(hash .* 'bytes' \(hash 000000000000"):
     open_corpus(corpus.train.folder, tokenizer=Other())
 
 
-def test_a_vocabulary_above_16_bits_takes_32(source, corpus, tmp_path):
+def test_a_vocabulary_above_16_bits_is_stored_in_32(source, corpus, tmp_path):
   class Wide(type(BYTES)):
     vocab = 65537
 
@@ -225,18 +225,18 @@ def test_a_vocabulary_above_16_bits_takes_32(source, corpus, tmp_path):
 @pytest.mark.parametrize(
   "texts,settings,message",
   [
-    ([], {}, "no document with text .0 without."),
-    (["", "  "], {}, "no document with text .2 without."),
-    (["one"], {}, "only document has no line or word where a share of 0.01"),
+    ([], {}, r"in\.jsonl has no text .0 empty documents"),
+    (["", "  "], {}, r"in\.jsonl has no text .2 empty documents"),
+    (["one"], {}, "only document has no line or word boundary .* fraction of 0.01"),
     (["one", "two"], dict(validation=1.0), "validation is 1.0"),
     (["one", "two"], dict(shard_tokens=0), "shard_tokens is 0"),
   ],
 )
-def test_input_that_gives_nothing_is_refused(tmp_path, texts, settings, message):
+def test_input_without_text_raises(tmp_path, texts, settings, message):
   write_jsonl(tmp_path / "in.jsonl", texts)
   with pytest.raises(ValueError, match=message):
     prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES, **settings)
-  # Nothing stands in the way of a second try with better input.
+  # A second attempt with valid input succeeds.
   write_jsonl(tmp_path / "in.jsonl", ["one", "two", "three"])
   assert prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES).train.documents == 2
 
@@ -251,66 +251,70 @@ def test_without_validation(tmp_path):
     evaluation_batches(corpus.validation, length=8, batch=1)
 
 
-def held_out(tmp_path, texts, **settings):
-  """Texts of both splits, bytes of validation over all bytes, and the corpus."""
+def prepare_split(tmp_path, texts, **settings):
+  """Return the fraction of the bytes in the validation split, and the corpus."""
   write_jsonl(tmp_path / "in.jsonl", texts)
   prepare.prepare(tmp_path / "in.jsonl", tmp_path / "out", BYTES, **settings)
   corpus = open_corpus(tmp_path / "out")
-  share = corpus.validation.bytes / (corpus.validation.bytes + corpus.train.bytes)
-  return share, corpus
+  fraction = corpus.validation.bytes / (corpus.validation.bytes + corpus.train.bytes)
+  return fraction, corpus
 
 
 PARAGRAPHS = "\n\n".join(f"Paragraph {i} has some words.\nAnd a line." for i in range(400))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_validation_is_a_share_of_the_text(tmp_path, seed):
-  """Whichever of two unequal files comes first; documents were counted once, and 76 % held out."""
+def test_validation_is_a_fraction_of_the_bytes(tmp_path, seed):
+  """For either order of two unequal documents: a fraction of documents would split off 76%."""
   texts = [PARAGRAPHS, PARAGRAPHS[: len(PARAGRAPHS) // 3]]
-  share, corpus = held_out(tmp_path, texts, validation=0.1, seed=seed)
-  assert abs(share - 0.1) < 0.01
+  fraction, corpus = prepare_split(tmp_path, texts, validation=0.1, seed=seed)
+  assert abs(fraction - 0.1) < 0.01
   assert corpus.train.bytes + corpus.validation.bytes == sum(map(len, texts))
 
 
-def test_one_big_document_is_cut_between_paragraphs(tmp_path):
-  share, corpus = held_out(tmp_path, [PARAGRAPHS], validation=0.1)
-  assert abs(share - 0.1) < 0.01
+def test_a_single_document_is_cut_between_paragraphs(tmp_path):
+  fraction, corpus = prepare_split(tmp_path, [PARAGRAPHS], validation=0.1)
+  assert abs(fraction - 0.1) < 0.01
   (train, validation) = (
     BYTES.decode(split.read(0, split.tokens)[0]) for split in (corpus.train, corpus.validation)
   )
   assert train + validation == PARAGRAPHS
   assert train.endswith("\n\n") and validation.startswith("Paragraph")
-  # Only what is the end of the document says so.
+  # Only the end of the document has EOS.
   assert corpus.train.read(0, corpus.train.tokens)[0][-1] == ord("\n")
   assert corpus.validation.read(0, corpus.validation.tokens)[0][-1] == BYTES.eos
 
 
-@pytest.mark.parametrize("border", ["\n", " "])
-def test_without_paragraphs_lines_and_then_words_are_cut(tmp_path, border):
-  share, corpus = held_out(tmp_path, [border.join(["word"] * 1000)], validation=0.1)
-  assert abs(share - 0.1) < 0.01
-  assert corpus.train.read(0, corpus.train.tokens)[0][-1] == ord(border)
+@pytest.mark.parametrize("boundary", ["\n", " "])
+def test_without_paragraphs_it_is_cut_between_lines_or_words(tmp_path, boundary):
+  fraction, corpus = prepare_split(tmp_path, [boundary.join(["word"] * 1000)], validation=0.1)
+  assert abs(fraction - 0.1) < 0.01
+  assert corpus.train.read(0, corpus.train.tokens)[0][-1] == ord(boundary)
 
 
-def test_shipped_validation_is_the_same_eight_chapters(tmp_path):
+def test_validation_split_of_the_shipped_corpus_is_stable(tmp_path):
   manifest = prepare.prepare(shipped_corpus(), tmp_path / "out", BYTES, validation=0.1)
   assert (manifest.validation.documents, manifest.validation.bytes) == (8, 115_151)
   assert (manifest.train.documents, manifest.train.bytes) == (77, 1_150_197 - 115_151)
 
 
-def test_validation_with_input_of_its_own(source, texts, tmp_path):
-  (tmp_path / "held.txt").write_text("held out by hand")
-  run = lambda: prepare.prepare(source, tmp_path / "a", BYTES, validation=tmp_path / "held.txt")
+def test_validation_with_separate_input(source, texts, tmp_path):
+  path = tmp_path / "validation.txt"
+  path.write_text("")
+  run = lambda: prepare.prepare(source, tmp_path / "a", BYTES, validation=path)
+  with pytest.raises(ValueError, match=r"validation\.txt has no text .1 empty documents"):
+    run()
+  path.write_text("separate text")
   run()
   corpus = open_corpus(tmp_path / "a")
-  assert documents(corpus.validation) == ["held out by hand"]
+  assert documents(corpus.validation) == ["separate text"]
   assert sorted(documents(corpus.train)) == sorted(texts)
-  (tmp_path / "held.txt").write_text("held out by mind")
+  path.write_text("another  text")
   with pytest.raises(ValueError, match=r"other settings \(validation_sources\)"):
     run()
 
 
-def test_sources_are_known_by_content_not_by_name_and_size(tmp_path):
+def test_sources_are_compared_by_content_not_by_name_and_size(tmp_path):
   path = tmp_path / "in.txt"
   run = lambda path: prepare.prepare(path, tmp_path / "out", BYTES, validation=0.0)
   path.write_text("all of it")
@@ -321,51 +325,51 @@ def test_sources_are_known_by_content_not_by_name_and_size(tmp_path):
     run(path)
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_skipped_files_are_reported(tmp_path):
   folder = tmp_path / "in"
   folder.mkdir()
   for i in range(7):
     (folder / f"{i}.png").write_bytes(b"\0")
   (folder / "a.txt").write_text("some text here")
-  said = []
-  prepare.prepare(folder, tmp_path / "out", BYTES, validation=0.0, report=said.append)
-  (line,) = said
-  assert "1 files are read, 7 are left out: 0.png, 1.png" in line and "and 2 more" in line
+  reported = []
+  prepare.prepare(folder, tmp_path / "out", BYTES, validation=0.0, report=reported.append)
+  (line,) = reported
+  assert "reading 1 files, skipping 7: 0.png, 1.png" in line and "and 2 more" in line
 
 
 def test_without_eos(tmp_path):
-  _, corpus = held_out(tmp_path, ["one", "two", "three"], validation=0.3, eos=False)
+  _, corpus = prepare_split(tmp_path, ["one", "two", "three"], validation=0.3, eos=False)
   assert corpus.manifest.recipe.eos is None
   assert corpus.train.tokens == corpus.train.bytes + corpus.train.documents
 
-  class Endless(type(BYTES)):
+  class NoEos(type(BYTES)):
     eos = None
 
-  with pytest.raises(ValueError, match="has no eos for documents: set eos=False"):
-    prepare.prepare(tmp_path / "in.jsonl", tmp_path / "b", Endless())
+  with pytest.raises(ValueError, match="has no EOS token: set eos=False"):
+    prepare.prepare(tmp_path / "in.jsonl", tmp_path / "b", NoEos())
 
 
-def test_unfinished_work_of_another_version_is_refused(source, tmp_path):
+def test_incomplete_output_of_another_version_raises(source, tmp_path):
   (tmp_path / "a/.partial").mkdir(parents=True)
   (tmp_path / "a/.partial/dealt.json").write_text('{"recipe": {"version": 1}}')
-  with pytest.raises(ValueError, match="begun by another version"):
+  with pytest.raises(ValueError, match="started by another version"):
     prepare.prepare(source, tmp_path / "a", BYTES)
 
 
-def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(source, tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_rerunning_resumes(source, tmp_path, monkeypatch):
   def full(path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   with monkeypatch.context() as patch:
     patch.setattr(files, "sync", full)
-    with pytest.raises(OSError, match=r"/a cannot be .* \(No space left on device\): .* goes on"):
+    with pytest.raises(OSError, match=r"/a cannot be .* \(No space left on device\): .* to resume"):
       prepare.prepare(source, tmp_path / "a", BYTES)
   assert prepare.prepare(source, tmp_path / "a", BYTES).train.documents
 
 
-def test_documents_spread_over_buckets(source, tmp_path, monkeypatch):
+def test_documents_are_spread_over_buckets(source, tmp_path, monkeypatch):
   monkeypatch.setattr(shuffle, "_BUCKET", 500)
-  dealt = shuffle.deal(find_sources(source)[0], "text", 0, tmp_path)
+  info = shuffle.write_buckets(find_sources(source)[0], "text", 0, tmp_path)
   sizes = [p.stat().st_size for p in tmp_path.iterdir()]
-  assert dealt.buckets == len(sizes) > 8
-  assert sum(size > 0 for size in sizes) > dealt.buckets / 2
+  assert info.buckets == len(sizes) > 8
+  assert sum(size > 0 for size in sizes) > info.buckets / 2

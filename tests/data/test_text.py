@@ -1,4 +1,4 @@
-"""Documents come out of every kind of file, and broken files are named."""
+"""Reading documents from all supported file formats; errors name the damaged file."""
 
 import gzip
 import importlib.util
@@ -15,7 +15,7 @@ JSONL = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXTS).en
 
 def zst(content):
   zstandard = pytest.importorskip("zstandard", reason="needs the package zstandard")
-  # Two frames, as appending to a file makes them.
+  # Two frames, as in a file that was appended to.
   half = len(content) // 2
   packer = zstandard.ZstdCompressor()
   return packer.compress(content[:half]) + packer.compress(content[half:])
@@ -25,15 +25,15 @@ PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zst}
 
 
 def read(path, field="text"):
-  told = []
+  progress = []
   (source,), _ = find_sources(path)
-  found = [text.decode() for text in read_documents(source, field, told.append)]
-  assert sum(told) == path.stat().st_size
+  found = [text.decode() for text in read_documents(source, field, progress.append)]
+  assert sum(progress) == path.stat().st_size
   return found
 
 
 @pytest.mark.parametrize("packing", PACK)
-def test_every_packing(packing, tmp_path):
+def test_every_compression(packing, tmp_path):
   lines = tmp_path / f"a.jsonl{packing}"
   lines.write_bytes(PACK[packing](JSONL))
   assert read(lines) == TEXTS
@@ -43,10 +43,10 @@ def test_every_packing(packing, tmp_path):
 
 
 @pytest.mark.parametrize("packing", [p for p in PACK if p])
-def test_cut_files_are_named(packing, tmp_path):
+def test_errors_name_truncated_files(packing, tmp_path):
   path = tmp_path / f"a.txt{packing}"
   path.write_bytes(PACK[packing](JSONL)[:-30])
-  with pytest.raises(ValueError, match=f"a.txt{packing}: .*mend the file"):
+  with pytest.raises(ValueError, match=f"a.txt{packing}: .*fix the file"):
     read(path)
 
 
@@ -61,7 +61,7 @@ def test_cut_files_are_named(packing, tmp_path):
     (b'{"text": "\\ud800"}', "line 3: 'utf-8' codec"),
   ],
 )
-def test_broken_lines_are_named(line, message, tmp_path):
+def test_errors_name_invalid_lines(line, message, tmp_path):
   path = tmp_path / "a.jsonl"
   path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
   with pytest.raises(ValueError, match=message):
@@ -77,17 +77,19 @@ def test_other_fields_and_wrong_encodings(tmp_path):
     read(tmp_path / "b.txt")
 
 
-def test_folders_are_searched_in_order_and_what_is_left_out_is_named(tmp_path):
+def test_folders_are_searched_in_order_and_skipped_files_are_returned(tmp_path):
   read = ("LICENSE", "README.md", "a/c.txt", "a/z.jsonl.gz", "b.txt", "d.json", "x.gz")
-  left = (".git/config", ".hidden.txt", "a/figure.png", "binary", "half.xz")
-  for name in (*read, *left):
+  others = (".git/config", ".hidden.txt", "a/figure.png", "binary", "half.xz")
+  for name in (*read, *others):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"\0" if name in ("binary", "half.xz") else b"")
   sources, skipped = find_sources(tmp_path)
   assert [source.name for source in sources] == sorted(read)
-  assert skipped == sorted(left)
+  assert skipped == sorted(others)
   (tmp_path / "empty").mkdir()
-  with pytest.raises(ValueError, match=r"no text that is read: \.txt, .*\.parquet, \.arrow or no"):
+  with pytest.raises(
+    ValueError, match=r"no supported text file: \.txt, .*\.jsonl, \.parquet, \.arrow or no"
+  ):
     find_sources(tmp_path / "empty")
   with pytest.raises(FileNotFoundError, match="does not exist"):
     find_sources(tmp_path / "nothing")
@@ -121,7 +123,7 @@ def test_json_is_an_array_an_object_or_lines(tmp_path, content, texts):
     ('[{"text": "a"', r"a\.json: Expecting"),
   ],
 )
-def test_broken_json_is_named(tmp_path, content, message):
+def test_errors_name_invalid_json(tmp_path, content, message):
   (tmp_path / "a.json").write_text(content)
   with pytest.raises(ValueError, match=message):
     read(tmp_path / "a.json")

@@ -41,7 +41,7 @@ def start(*words):
   return subprocess.run(command, cwd=provenance.CHECKOUT, capture_output=True, text=True)
 
 
-# What measures is asked by `make test-kernels`, which has slow tests too.
+# Importing benchmarks and AOT reports is slow: `make test-slow` checks their --help.
 _SLOW = ("experiments.bench.", "experiments.aot.")
 
 

@@ -1,4 +1,4 @@
-"""Public checkpoints: the golden model's logits and gradients, and files that must be refused."""
+"""FLA checkpoints: logits and gradients of a golden model, and unsupported options."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from deltanet_jax.interop import fla_tensors, load_fla, save_fla
-from deltanet_jax.interop.fla_config import from_fla
+from deltanet_jax.interop.fla import from_fla
 from deltanet_jax.ops.testing import rel_rms
 from tests.support import plain_deltanet
 from tests.support.models import random_model
@@ -26,7 +26,7 @@ def golden():
 
 
 def relative(x, ref):
-  """Largest error over the largest value."""
+  """Return the maximum error relative to the maximum value."""
   return float(np.abs(np.asarray(x, np.float64) - ref).max() / np.abs(ref).max())
 
 
@@ -106,11 +106,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
-def test_options_are_honoured_and_survive_saving(changes, tmp_path):
+def test_options_are_applied_and_survive_saving(changes, tmp_path):
   options = DEFAULTS | dict(num_hidden_layers=1) | changes
-  if "torch_dtype" in changes:  # what older files call dtype
+  if "torch_dtype" in changes:  # the name of dtype in older files
     del options["dtype"]
-  # Large weights, so that every option shows in the result.
+  # Large parameters, so that every option changes the result.
   model = random_model(from_fla(options), std=0.3)
   dtype = model.cfg.dtype
   if dtype == "bfloat16":
@@ -124,25 +124,25 @@ def test_options_are_honoured_and_survive_saving(changes, tmp_path):
   assert_same_weights(model, again)
 
   tokens = np.random.default_rng(0).integers(0, 97, 9)
-  # As the file would be read elsewhere, and as it was meant before we wrote it.
+  # The written file and the original options give the same logits.
   written = json.loads((tmp_path / "config.json").read_text())
   want = plain_deltanet.logits(tokens, tensors, options)
   np.testing.assert_array_equal(plain_deltanet.logits(tokens, tensors, written), want)
   exact = load_fla(tmp_path, dtype="float64")
   got = jax.jit(lambda model, tokens: model(tokens))(exact, jnp.asarray(tokens[None], jnp.int32))
   assert relative(got[0], want) < 1e-12
-  # Options that no shape shows: without one, the same tensors give something else.
+  # Options that change no shape: without one, the same tensors give other logits.
   for name in changes.keys() & {"allow_neg_eigval", "qk_norm", "qk_activation", "norm_eps"}:
     other = plain_deltanet.logits(tokens, tensors, options | {name: DEFAULTS[name]})
     assert relative(other, want) > 1e-3, name
 
 
-REFUSED = {
+UNSUPPORTED = {
   "no beta": (dict(use_beta=False), "use_beta"),
   "norm first": (dict(norm_first=True), "norm_first = True"),
   "unknown": (dict(rotary=True), "rotary"),
   "other model": (dict(model_type="gla"), r"model_type = 'gla', expected one of"),
-  "a run": (dict(model_type=None, config={}), "that of a run or an export .* --workdir"),
+  "a run": (dict(model_type=None, config={}), "belongs to a run or an export .* --workdir"),
   "norm": (dict(qk_norm="l3"), "qk_norm"),
   "activation": (dict(qk_activation="gelu"), "qk_activation"),
   "dtype": (dict(dtype="float16"), "float16"),
@@ -151,9 +151,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("changes,words", REFUSED.values(), ids=REFUSED)
-def test_options_that_cannot_be_honoured(changes, words, tmp_path):
+@pytest.mark.parametrize("changes,message", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported_options_raise(changes, message, tmp_path):
   options = DEFAULTS | changes
   (tmp_path / "config.json").write_text(json.dumps(options))
-  with pytest.raises(ValueError, match=words):
+  with pytest.raises(ValueError, match=message):
     load_fla(tmp_path)

@@ -1,4 +1,4 @@
-"""Public checkpoints of Gated DeltaNet and of hybrids: names, values, and what must be refused."""
+"""FLA checkpoints of Gated DeltaNet and hybrids: names, logits, unsupported models."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from deltanet_jax.config import ModelConfig
 from deltanet_jax.interop import load_fla, save_fla
-from deltanet_jax.interop.fla_config import from_fla, to_fla
+from deltanet_jax.interop.fla import from_fla, to_fla
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
@@ -22,7 +22,7 @@ from tests.support.models import random_model
 
 SINGLE = "model.safetensors"
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-# Small sizes, then what the public configuration class writes by itself.
+# Small sizes, then the defaults that the public config class writes.
 GATED = dict(
   model_type="gated_deltanet",
   architectures=["GatedDeltaNetForCausalLM"],
@@ -66,7 +66,7 @@ OPTIONS = {
   "gated": GATED,
   "gated_other": GATED
   | dict(use_gate=False, use_short_conv=False, allow_neg_eigval=True, expand_v=1.5),
-  # Every second layer attends, as in the presets; then three kinds in no order that repeats.
+  # Attention in every second layer, as in the presets; then three kinds without a period.
   "gated_window": GATED | dict(num_hidden_layers=4, attn=WINDOW | dict(rope_theta=100.0)),
   "gated_global": GATED | dict(num_hidden_layers=3, attn=GLOBAL, tie_word_embeddings=True),
   "delta_window": DELTA | dict(num_hidden_layers=4, attn=WINDOW),
@@ -83,8 +83,8 @@ def relative(x, ref):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_values_by_the_formulas_and_bitwise_saving(options, tmp_path):
-  # Large weights, so that every option shows in the result.
+def test_logits_equal_the_formulas_and_saving_is_bitwise(options, tmp_path):
+  # Large parameters, so that every option changes the result.
   model = random_model(from_fla(options), std=0.3)
   save_fla(model, tmp_path)
   again = load_fla(tmp_path, dtype="float64")
@@ -95,7 +95,7 @@ def test_values_by_the_formulas_and_bitwise_saving(options, tmp_path):
   tokens = np.random.default_rng(0).integers(0, 97, 7)
   tensors = safetensors.numpy.load_file(tmp_path / SINGLE)
   want = plain_deltanet.logits(tokens, tensors, options)
-  # As the file would be read elsewhere, and as it was meant before we wrote it.
+  # The written file and the original options give the same logits.
   written = json.loads((tmp_path / "config.json").read_text())
   np.testing.assert_array_equal(plain_deltanet.logits(tokens, tensors, written), want)
   got = jax.jit(lambda model, tokens: model(tokens))(again, jnp.asarray(tokens[None], jnp.int32))
@@ -104,9 +104,9 @@ def test_values_by_the_formulas_and_bitwise_saving(options, tmp_path):
 
 def test_the_plain_recurrence_is_the_golden_operator():
   golden = dict(np.load(GOLDEN / "gdn_f32_T65.npz"))
-  row = {name: golden[name][0].astype(np.float64) for name in ("q", "k", "v", "beta", "g", "h0")}
-  q, k = (plain_deltanet.NORMS["l2"](row[name]) for name in "qk")
-  y, S = plain_deltanet.delta_rule(q, k, row["v"], row["beta"], row["g"], row["h0"])
+  inputs = {name: golden[name][0].astype(np.float64) for name in ("q", "k", "v", "beta", "g", "h0")}
+  q, k = (plain_deltanet.NORMS["l2"](inputs[name]) for name in "qk")
+  y, S = plain_deltanet.delta_rule(q, k, *(inputs[name] for name in ("v", "beta", "g", "h0")))
   assert relative(golden["fla_naive_o"][0], y) < 2e-6
   assert relative(golden["fla_naive_ht"][0], S) < 2e-6
 
@@ -143,19 +143,19 @@ def test_names_and_shapes_are_the_public_ones(tmp_path):
 @pytest.mark.parametrize(
   "name", ["gated-deltanet-1.3b", "deltanet-sliding-1.3b", "deltanet-global-340m", "deltanet-3b"]
 )
-def test_presets_survive_their_public_configuration(name):
+def test_presets_survive_conversion_to_config_json(name):
   cfg = preset(name)
   again = from_fla(to_fla(cfg))
   assert count_parameters(again) == count_parameters(cfg)
-  assert len(again.pattern) == len(cfg.pattern)  # what repeats is still compiled once
-  # Settings may say "as fits the width"; models have the same layers in the same order.
+  assert len(again.pattern) == len(cfg.pattern)  # repeated layers are still compiled once
+  # Head counts may be None (derived from the width), so compare the layers instead.
   kinds = lambda cfg: [type(cfg.mixers[name]) for name in cfg.layers]
   windows = lambda cfg: [getattr(cfg.mixers[name], "window", None) for name in cfg.layers]
   assert kinds(again) == kinds(cfg) and windows(again) == windows(cfg)
 
 
-def test_real_configurations_are_read():
-  """Options as published files have them: of DeltaNet 1.3B, and Gated DeltaNet begun from it."""
+def test_published_configs_are_supported():
+  """Options of published files: DeltaNet 1.3B, and Gated DeltaNet derived from it."""
   published = dict(
     _name_or_path="fla-hub/delta_net-1.3B-100B",
     architectures=["DeltaNetForCausalLM"],
@@ -197,11 +197,11 @@ def test_real_configurations_are_read():
   assert count_parameters(cfg) == count_parameters(preset("gated-deltanet-1.3b"))
 
 
-REFUSED = {
-  "value heads": (dict(num_v_heads=4), "num_v_heads = 4, and only 2"),
+UNSUPPORTED = {
+  "value heads": (dict(num_v_heads=4), "num_v_heads = 4, expected num_heads = 2"),
   "expand": (dict(expand_v=1.3), "expand_v 1.3 and head_dim 8"),
   "depth": (dict(num_hidden_layers="1"), "num_hidden_layers = '1', expected a positive integer"),
-  "norm": (dict(qk_norm="sum"), "qk_norm = 'sum', and only 'l2'"),
+  "norm": (dict(qk_norm="sum"), "qk_norm = 'sum', the only supported value is 'l2'"),
   "no layers": (dict(attn=dict(num_heads=2)), r"attn without \['layers'\]"),
   "attn text": (dict(attn="all"), "attn = 'all'"),
   "bias": (dict(attn=GLOBAL | dict(layers=[0], qkv_bias=True)), "qkv_bias = True"),
@@ -209,13 +209,16 @@ REFUSED = {
   "theta": (dict(attn=dict(layers=[0], num_heads=2, rope_theta=None)), "rope_theta = None"),
   "beyond": (dict(attn=GLOBAL), "attn in layer 1, expected one of 0 to 0"),
   "twice": (dict(attn=[GLOBAL | dict(layers=[0])] * 2), "attn in layer 0 twice"),
-  "unknown": (dict(attn=GLOBAL | dict(layers=[0], sink=1)), r"attn with \['sink'\]"),
+  "unknown": (
+    dict(attn=GLOBAL | dict(layers=[0], sink=1)),
+    r"attn with unsupported options \['sink'\]",
+  ),
 }
 
 
-@pytest.mark.parametrize("changes,words", REFUSED.values(), ids=REFUSED)
-def test_layers_that_cannot_be_honoured(changes, words):
-  with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("changes,message", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported_layers_raise(changes, message):
+  with pytest.raises(ValueError, match=message):
     from_fla(GATED | changes)
 
 
@@ -237,19 +240,19 @@ NOT_SAVED = {
       mixers=dict(a=DeltaNetConfig(key_size=16), b=AttentionConfig(heads=3, head_size=16)),
       pattern=("a", "b"),
     ),
-    "3 heads of 16; the format holds only heads that fill the width 64",
+    "3 heads of size 16; the format supports only heads .* = 64",
   ),
 }
 
 
-@pytest.mark.parametrize("cfg,words", NOT_SAVED.values(), ids=NOT_SAVED)
-def test_models_that_the_format_does_not_hold(cfg, words, tmp_path):
-  with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("cfg,message", NOT_SAVED.values(), ids=NOT_SAVED)
+def test_models_outside_the_format_raise(cfg, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
     save_fla(abstract(cfg), tmp_path)
 
 
-def test_ratios_are_read_as_they_were_meant():
-  """49 * (1 / 49) is less than 1, and the ratio is cut to a whole number where it is read."""
+def test_ratios_survive_rounding():
+  """49 * (1 / 49) is less than 1, and readers truncate the product to an integer."""
   cfg = preset("gated-deltanet-tiny", key_size=49, value_size=1)
   (mixer,) = from_fla(to_fla(cfg)).mixers.values()
   assert (mixer.key_size, mixer.value_size) == (49, 1)

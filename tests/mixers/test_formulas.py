@@ -1,7 +1,7 @@
-"""Every mixer equals a NumPy loop over tokens that is written from its formula.
+"""Every mixer equals its NumPy reference, a loop over tokens written from its formula.
 
-The loops are in `numpy_reference`, one file per mixer. Mutation tests check that they notice wrong
-constants and signs: the mixer's source is changed and the mutated mixer must differ from its loop.
+Mutation tests check that this comparison detects wrong constants and signs: the mixer's source is
+changed, and the mutated mixer must differ from the reference.
 """
 
 import importlib
@@ -60,7 +60,7 @@ def test_mutation_applies_to_the_current_source(kind, old, new):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "old", "new"), MUTATIONS)
-def test_a_wrong_constant_or_sign_is_noticed(kind, old, new):
+def test_a_wrong_constant_or_sign_is_detected(kind, old, new):
   errors = {}
   for name in (name for name, cfg in CASES.items() if cfg.kind == kind):
     errors[name] = error(*make_mutated(name, old, new), kind)

@@ -1,4 +1,4 @@
-"""Mamba-2, mLSTM, HGRN-2 and RWKV-6 where they are something simpler, and HGRN-2's bounds."""
+"""Special cases in which Mamba-2, mLSTM and RWKV-6 reduce to simpler formulas; HGRN-2's bounds."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from tests.mixers.numpy_reference import hgrn2
 from tests.support.mixers import D, L, draw_mixer, make
 
 
-def test_a_decay_of_equal_channels_is_one_per_head():
+def test_per_channel_decay_with_equal_channels_equals_per_head_decay():
   rng = np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))
   q, k, v, g = draw(1, 9, 2, 4), draw(1, 9, 2, 4), draw(1, 9, 2, 3), -jnp.exp(draw(1, 9, 2))
@@ -21,8 +21,8 @@ def test_a_decay_of_equal_channels_is_one_per_head():
   assert max(map(rel_rms, scalar, vector)) < 1e-13
 
 
-def test_mamba2_groups_with_equal_keys_are_one_group():
-  """The recurrence: the norms differ, one is over all channels and one over those of a group."""
+def test_mamba2_groups_with_equal_keys_equal_one_group():
+  """Without the output norm, which is over the channels of a group and so differs."""
   options = dict(head_size=8, state_size=4, conv=0, chunk=4)
   one, x = draw_mixer(mixer_config("mamba2")(**options))
   two, _ = draw_mixer(mixer_config("mamba2")(groups=2, **options))
@@ -38,8 +38,8 @@ def test_mamba2_groups_with_equal_keys_are_one_group():
   assert rel_rms(run(two, x), run(one, x)) < 1e-12
 
 
-def test_mlstm_is_its_formula_without_units():
-  """o = q S / max(|q z|, 1) with plain exponentials; the units only change a millionth added."""
+def test_mlstm_state_equals_the_formula_without_rescaling():
+  """S e^m equals the recurrence with plain exponentials."""
   mixer, x = make("mlstm")
   state = mixer.init_state(1, L, "float64")
   _, state = jax.jit(lambda mixer, x, s: mixer.mix(x, None, s))(mixer, x[:1], state)
@@ -57,7 +57,7 @@ def test_mlstm_is_its_formula_without_units():
   assert z.shape == S.shape[:2]
 
 
-def test_running_max_starts_again_with_each_document():
+def test_running_max_resets_at_segment_starts():
   rng = np.random.default_rng(0)
   log_f, log_i, m0 = -rng.random((2, 7, 3)), rng.standard_normal((2, 7, 3)), rng.random((2, 3))
   ids = np.array([[1, 1, 2, 2, 2, 1, 3], [5] * 7], np.int32)
@@ -72,7 +72,7 @@ def test_running_max_starts_again_with_each_document():
   assert max(map(rel_rms, got, (before, want))) < 1e-15
 
 
-def test_rwkv6_that_forgets_nothing_and_reads_itself_is_linear_attention():
+def test_rwkv6_without_decay_and_with_bonus_one_is_linear_attention():
   mixer, x = make("rwkv6")
   mixer = jax.tree.map(lambda w: w, mixer)
   mixer.decay[...], mixer.bonus[...] = jnp.full(D, -100.0), jnp.ones(D)
@@ -87,7 +87,7 @@ def test_rwkv6_that_forgets_nothing_and_reads_itself_is_linear_attention():
   assert rel_rms(*run(mixer, x)) < 1e-12
 
 
-def test_hgrn2_with_a_lower_bound_is_its_formula():
+def test_hgrn2_with_a_lower_bound_equals_the_reference():
   mixer, x = make("hgrn2")
   gamma = np.random.default_rng(0).random(D)
   gamma[0] = 0

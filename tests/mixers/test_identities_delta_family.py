@@ -1,4 +1,4 @@
-"""Members of the delta family that are one another: with equal channels, one step, one block."""
+"""Special cases in which delta-rule mixers are equal: equal channels, one step, one block."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ SIZES = dict(heads=2, key_size=8, value_size=12, chunk=4)
 
 
 def with_weights(kind, weights, **changes):
-  """A mixer of this kind with the weights of another, in order."""
+  """A mixer of this kind with the weights of another one, in the same order."""
   cfg = mixer_config(kind)(**SIZES, **changes)
   mixer = jax.eval_shape(lambda: build_mixer(cfg, D, rngs=nnx.Rngs(params=0)))
   assert [x.shape for x in jax.tree.leaves(mixer)] == [x.shape for x in weights]
@@ -51,7 +51,7 @@ def test_kda_with_equal_channels_is_gated_deltanet():
   spread = lambda y: jnp.repeat(y[..., :H], dk, axis=-1)
   up, bias = kda.decay.up.kernel[...][:, :H], kda.dt_bias[...][:H]
   kda.decay.up.kernel[...], kda.dt_bias[...] = spread(up), spread(bias)
-  # An open gate: a sigmoid of 50 is 1.
+  # Output gate 1: sigmoid(50).
   gate = kda.output.gate.up
   gate.kernel[...], gate.bias[...] = 0 * gate.kernel[...], 0 * gate.bias[...] + 50
   cfg = mixer_config("gated_deltanet")(output_gate=False, negative_eigenvalues=True, **SIZES)

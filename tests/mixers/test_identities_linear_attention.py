@@ -1,4 +1,4 @@
-"""What linear attention, gated RFA, DFW, ABC and GSA become where their formulas say so."""
+"""Special cases of linear attention, gated RFA, DFW, ABC and GSA, and feature maps."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ run = jax.jit(lambda mixer, x: mixer(x))
   ],
   ids=lambda settings: settings["feature_map"],
 )
-def test_every_feature_map_is_its_formula(settings):
+def test_every_feature_map_equals_the_reference(settings):
   cfg = mixer_config("linear_attention")(heads=2, chunk=4, **settings)
   cfg.validate()
   mixer, x = draw_mixer(cfg)
@@ -39,14 +39,14 @@ def test_every_feature_map_is_its_formula(settings):
   assert state["S"].size == B * mixer.recurrent_state()
 
 
-def test_a_taylor_product_is_the_exponential_to_second_order():
+def test_taylor_features_expand_the_exponential_to_second_order():
   x, y = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8))
   phi = FeatureMap("taylor", 8, nu=1, std=1.0, rngs=None)
   s = (x * y).sum() / np.sqrt(8)
   assert abs((phi(jnp.asarray(x)) * phi(jnp.asarray(y))).sum() - (1 + s + s * s / 2)) < 1e-12
 
 
-def test_a_hedgehog_starts_from_its_input():
+def test_hedgehog_initializes_to_the_identity():
   phi = FeatureMap("hedgehog", 3, nu=1, std=1.0, rngs=nnx.Rngs(params=0))
   x = jnp.asarray([[[[0.0, 1.0, -2.0]]]])
   want = jax.nn.softmax(jnp.asarray([0.0, 2.0, -4.0, 0.0, -2.0, 4.0]))
@@ -56,13 +56,13 @@ def test_a_hedgehog_starts_from_its_input():
 @pytest.mark.parametrize(
   "name,feature_map", [("sum_norm", "taylor"), ("sum_norm", "identity"), ("normalize", "hadamard")]
 )
-def test_no_division_by_sums_that_may_vanish(name, feature_map):
+def test_signed_feature_maps_cannot_be_normalized(name, feature_map):
   cfg = mixer_config("linear_attention")(feature_map=feature_map, **{name: True})
   with pytest.raises(ValueError, match=f"{name} divides by a sum that may vanish"):
     cfg.validate()
 
 
-def test_random_features_are_of_a_gaussian_kernel():
+def test_random_features_approximate_a_gaussian_kernel():
   cfg = mixer_config("gated_rfa")(heads=1, head_size=8, features=20_000)
   mixer, _ = draw_mixer(cfg)
   mixer.sharpness[...] = jnp.ones((1, 8))
@@ -76,19 +76,19 @@ def test_random_features_are_of_a_gaussian_kernel():
   assert not np.allclose(directions(0, 1, 4, 8), directions(1, 1, 4, 8))
 
 
-def test_gated_rfa_has_gradients_at_zero_and_a_smallest_denominator():
+def test_gated_rfa_has_finite_gradients_at_zero_and_a_bounded_normalizer():
   mixer, x = make("gated_rfa")
   mixer = jax.tree.map(lambda w: w, mixer)
   for into in (mixer.qkv.q, mixer.qkv.k):
     into.bias[...] = jnp.zeros_like(into.bias[...])
   grads = jax.jit(jax.grad(lambda mixer, x: mixer(x).sum()))(mixer, 0 * x)
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
-  # A gate that lets nothing in leaves a sum near 0 to divide by.
+  # A decay of 1 writes nothing: the normalizer is 0 and takes its lower bound.
   mixer.decay.bias[...] = jnp.full_like(mixer.decay.bias[...], 1e3)
   np.testing.assert_allclose(run(mixer, x), jnp.broadcast_to(mixer.out.bias[...], x.shape))
 
 
-def test_dfw_with_values_that_never_decay_is_decayed_linear_attention():
+def test_dfw_without_value_decay_is_decayed_linear_attention():
   mixer, x = make("dfw")
   mixer = jax.tree.map(lambda w: w, mixer)
   mixer.beta.kernel[...] = jnp.zeros_like(mixer.beta.kernel[...])
@@ -100,8 +100,8 @@ def test_dfw_with_values_that_never_decay_is_decayed_linear_attention():
 
 
 @pytest.mark.parametrize("name", ["abc", "gsa"])
-def test_slots_alike_hold_a_mean_of_the_values(name):
-  """No token is preferred: the mean of all before for ABC, an exponential one for GSA."""
+def test_equal_slots_hold_a_mean_of_the_values(name):
+  """With zero logits: the mean of all earlier tokens for ABC, an exponential average for GSA."""
   mixer, x = make(name)
   mixer = jax.tree.map(lambda w: w, mixer)
   mixer.slots.kernel[...] = jnp.zeros_like(mixer.slots.kernel[...])

@@ -1,4 +1,4 @@
-"""A mesh computes what one device does, for every mixer."""
+"""Every mixer computes the same on a sharded mesh as on one device."""
 
 import json
 
@@ -7,14 +7,14 @@ import pytest
 from tests.support.mixers import CASES
 from tests.support.training import finish, launch
 
-PARTS = 6  # processes, each with some of the mixers
+PARTS = 6  # processes, each with a part of the mixers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_mesh_changes_no_value_and_no_gradient(part):
+def test_sharding_changes_no_value_and_no_gradient(part):
   names = list(CASES)[part::PARTS]
   output = finish(launch(["-m", "tests.support.mixer_mesh_worker", *names], devices=4))
-  rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-  assert [row["name"] for row in rows] == names
-  assert all(row["error"] < 1e-12 for row in rows), rows
+  results = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+  assert [result["name"] for result in results] == names
+  assert all(result["error"] < 1e-12 for result in results), results

@@ -1,4 +1,4 @@
-"""What every mixer must keep: its recurrence, continuation, segments, causality, finiteness."""
+"""Properties of every mixer: recurrence, prefill, decoding, segments, causality, finite values."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,16 @@ from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.ops.testing import rel_rms
 from tests.support.mixers import CASES, B, D, L, make
 
-# The first case of each kind here, its variants in `make test-slow`.
+# The first case of each kind; its variants run in `make test-slow`.
 _FIRST = {cfg.kind: name for name, cfg in reversed(CASES.items())}.values()
 ALL = pytest.mark.parametrize(
   "name", [x if x in _FIRST else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
 )
-# Segments of a packed row: over a chunk's border, and one of a single token.
+# Segments of a packed sequence: one crosses a chunk boundary, one has a single token.
 LENGTHS = (3, 1, 5)
 IDS = jnp.asarray(np.repeat([3, 1, 3], LENGTHS)[None].repeat(B, axis=0), jnp.int32)
 
-# Compiled once per mixer and shape, whichever test asks first.
+# Shared by all tests, so that each is compiled once per mixer and shape.
 prefill = jax.jit(lambda mixer, x, state: mixer.mix(x, None, state))
 packed_prefill = jax.jit(lambda mixer, x, state: mixer.mix(x, IDS, state))
 packed_forward = jax.jit(lambda mixer, x: mixer(x, IDS))
@@ -29,14 +29,14 @@ step = jax.jit(lambda mixer, x_t, state: mixer.step(x_t, state))
 
 @jax.jit
 def forward_and_gradients(mixer, x, dy):
-  """y, and the gradients of the weights and of x."""
+  """y and the gradients of weights and x."""
   y, pull = jax.vjp(lambda mixer, x: mixer(x), mixer, x)
   return y, *pull(dy)
 
 
 @jax.jit
 def recurrence_and_gradients(mixer, x, dy):
-  """The same by one `step` after the other: the definition."""
+  """The same, from one `step` per token: the recurrent form."""
 
   def run(mixer, x):
     body = lambda state, x_t: mixer.step(x_t, state)[::-1]
@@ -52,7 +52,7 @@ def draw(shape, seed):
 
 
 def steps(mixer, x, state):
-  """y `[B L D]` token by token, from a state."""
+  """Decode x token by token from a state; return y `[B L D]`."""
   y = []
   for t in range(x.shape[1]):
     y_t, state = step(mixer, x[:, t], state)
@@ -65,7 +65,7 @@ def start(mixer):
 
 
 @ALL
-def test_equals_its_recurrence_with_every_gradient(name):
+def test_forward_and_gradients_equal_the_recurrent_form(name):
   mixer, x = make(name)
   dy = draw(x.shape, 1)
   y, *grads = forward_and_gradients(mixer, x, dy)
@@ -73,17 +73,17 @@ def test_equals_its_recurrence_with_every_gradient(name):
   assert rel_rms(y, want) < 1e-10
   errors = jax.tree.map(rel_rms, grads, want_grads)
   assert max(jax.tree.leaves(errors)) < 1e-8, errors
-  assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(want_grads)), "a weight does nothing"
+  assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(want_grads)), "a weight has zero gradient"
 
 
 @ALL
 @pytest.mark.parametrize(
   "splits",
-  # Inside a chunk and at its end: each length is compiled anew, and all of them take minutes.
+  # Inside a chunk and at its end: every length is compiled, and all lengths take minutes.
   [(0, 4, 5, L), pytest.param(range(L + 1), marks=pytest.mark.slow)],
   ids=["some", "all"],
 )
-def test_prefill_and_steps_continue_anywhere(name, splits):
+def test_prefill_and_decoding_continue_at_any_position(name, splits):
   mixer, x = make(name)
   want, *_ = forward_and_gradients(mixer, x, x)
   for s in splits:
@@ -96,7 +96,7 @@ def test_prefill_and_steps_continue_anywhere(name, splits):
 
 
 @ALL
-def test_packed_equals_separate(name):
+def test_packed_segments_equal_separate_sequences(name):
   mixer, x = make(name)
   segments = jnp.split(x, np.cumsum(LENGTHS)[:-1], axis=1)
   separate = [prefill(mixer, segment, start(mixer)) for segment in segments]
@@ -104,10 +104,10 @@ def test_packed_equals_separate(name):
   assert rel_rms(packed_forward(mixer, x), want) < 1e-10
   got, state = packed_prefill(mixer, x, start(mixer))
   assert rel_rms(got, want) < 1e-10
-  # The state that a packed row leaves is that of its last segment.
+  # The returned state belongs to the last segment.
   more = draw((B, 3, D), 2)
   assert rel_rms(steps(mixer, more, state), steps(mixer, more, separate[-1][1])) < 1e-10
-  # And the state it is given belongs to its first.
+  # The given state belongs to the first segment.
   _, before = prefill(mixer, more, start(mixer))
   continued, _ = prefill(mixer, segments[0], before)
   want = jnp.concatenate([continued, want[:, LENGTHS[0] :]], axis=1)
@@ -115,14 +115,14 @@ def test_packed_equals_separate(name):
 
 
 @ALL
-def test_no_token_sees_a_later_one(name):
+def test_causality(name):
   mixer, x = make(name)
   for t in range(L):
     dy = jnp.zeros_like(x).at[:, t].set(1)
     *_, dx = forward_and_gradients(mixer, x, dy)
-    sees = np.abs(dx).max(axis=(0, 2))
-    np.testing.assert_array_equal(sees[t + 1 :], 0)
-    assert sees[t] > 0
+    dependence = np.abs(dx).max(axis=(0, 2))
+    np.testing.assert_array_equal(dependence[t + 1 :], 0)
+    assert dependence[t] > 0
 
 
 @ALL
@@ -130,19 +130,19 @@ def test_finite_in_bfloat16_and_with_extreme_gates(name):
   mixer, x = make(name, "float32")
   scale = jnp.asarray(np.repeat([1.0, 1e3, -1e3], L // 3), jnp.float32)[None, :, None]
   for dtype in ("bfloat16", "float32"):
-    x_wild = (x * scale).astype(dtype)
-    y, *grads = forward_and_gradients(mixer, x_wild, jnp.ones_like(x_wild))
+    extreme = (x * scale).astype(dtype)
+    y, *grads = forward_and_gradients(mixer, extreme, jnp.ones_like(extreme))
     assert y.dtype == dtype
     assert all(np.isfinite(np.asarray(z, np.float32)).all() for z in (y, *jax.tree.leaves(grads)))
 
 
-def test_every_kind_is_here_and_is_its_own():
+def test_every_kind_has_a_case_and_its_own_config():
   assert {cfg.kind for cfg in CASES.values()} == set(MIXERS)
   for kind in MIXERS:
     assert mixer_class(kind).Config.kind == kind
 
 
-def test_wrong_settings_are_clear_errors():
+def test_invalid_configs_raise():
   cfg = AttentionConfig(head_size=8, heads=4, kv_heads=3)
   with pytest.raises(ValueError, match="kv_heads is 3"):
     jax.eval_shape(lambda: build_mixer(cfg, D, rngs=None))

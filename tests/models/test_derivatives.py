@@ -1,4 +1,4 @@
-"""Derivatives of whole models beyond the gradient: second order, and forward mode."""
+"""Second-order and forward-mode derivatives of full models."""
 
 import functools
 
@@ -14,16 +14,16 @@ from tests.support.models import random_model
 
 RNG = np.random.default_rng(0)
 TOKENS = jnp.asarray(RNG.integers(0, 11, (2, 6)), jnp.int32)
-# Segments: a double backward of the convolution mixed them up with its input.
+# With segments: a double backward of the convolution once confused them with its input.
 IDS = jnp.asarray(np.repeat([3, 1, 3], [2, 1, 3])[None].repeat(2, axis=0), jnp.int32)
 BATCH = dict(tokens=TOKENS, targets=TOKENS[:, ::-1], segment_ids=IDS, mask=TOKENS > 0)
 FAMILIES = ("deltanet", "gated-deltanet", "gla-conv", "retnet", "mamba", "transformer")
-IN_SHORT = ("deltanet",)
+FAST = ("deltanet",)  # the others run in `make test-slow`
 
 
 @functools.cache
 def model_of(family, dtype="float64", **changes):
-  """Layers that are scanned, and a direction in the space of their weights."""
+  """A model with scanned layers, and a direction in weight space."""
   options = dict(vocab=11, width=8, depth=2, mlp_multiple=8, dtype=dtype)
   rng = np.random.default_rng(1)
   model = random_model(preset(f"{family}-tiny", **options | changes), dtype)
@@ -43,19 +43,19 @@ def flat(tree):
 
 
 def reverse_over_reverse(model, d):
-  """H d, H the matrix of second derivatives of the loss."""
+  """Hessian-vector product H d of the loss."""
   return jax.grad(lambda model: dot(jax.grad(loss)(model), d))(model)
 
 
 @jax.jit
 def forward_over_reverse(model, d):
-  """The same, and the derivative of the loss along d in forward mode."""
+  """The same, and the forward-mode derivative of the loss along d."""
   return jax.jvp(jax.grad(loss), (model,), (d,))[1], jax.jvp(loss, (model,), (d,))[1]
 
 
 @jax.jit
-def by_differences(model, d, step=1e-3):
-  """d H d and the derivative of the loss along d, from losses nearby."""
+def finite_differences(model, d, step=1e-3):
+  """d H d and the derivative of the loss along d, by sixth-order central differences."""
   at = jax.vmap(lambda s: loss(jax.tree.map(lambda x, y: x + s * step * y, model, d)))
   values = at(jnp.arange(-3.0, 4.0))
   second = jnp.asarray([2.0, -27.0, 270.0, -490.0, 270.0, -27.0, 2.0]) @ values / (180 * step**2)
@@ -63,14 +63,14 @@ def by_differences(model, d, step=1e-3):
 
 
 @pytest.mark.parametrize(
-  "family", [x if x in IN_SHORT else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
+  "family", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
 )
 def test_second_order_and_forward_mode(family):
   model, d = model_of(family)
-  second, along = by_differences(model, d)
+  second, along = finite_differences(model, d)
   Hd = jax.jit(reverse_over_reverse)(model, d)
   np.testing.assert_allclose(dot(Hd, d), second, rtol=1e-5)
-  # The delta rule has forward mode as a recurrence, everything else as it is.
+  # Of the delta rule, only the recurrent implementation supports forward mode.
   if "deltanet" in family:
     model, d = model_of(family, implementation="recurrent")
   forward, forward_along = forward_over_reverse(model, d)
@@ -89,7 +89,7 @@ def test_second_order_without_jit_and_unrolled():
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_forward_mode_of_chunks_names_what_takes_it(jit):
+def test_forward_mode_of_chunkwise_names_the_implementation_that_supports_it(jit):
   model, d = model_of("deltanet")
   with pytest.raises(TypeError, match=r'forward-mode.*implementation="recurrent"'):
     jax.jvp(jit(loss), (model,), (d,))

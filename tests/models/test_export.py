@@ -1,4 +1,4 @@
-"""A model as a file that needs neither this library nor its weights: jax.export."""
+"""Models exported by jax.export, which need neither this library nor its weights to run."""
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,22 @@ from tests.support.models import random_model
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (3, 6)), jnp.int32)
 
 
-def exported(family, rows, **changes):
+def exported(family, batch_size, **changes):
   options = dict(vocab=11, width=8, depth=2, mlp_multiple=8)
   model = random_model(preset(f"{family}-tiny", **options | changes))
-  (B,) = export.symbolic_shape(rows)
+  (B,) = export.symbolic_shape(batch_size)
   shape = jax.ShapeDtypeStruct((B, TOKENS.shape[1]), jnp.int32)
   program = export.export(jax.jit(lambda tokens: model(tokens)))(shape)
   return export.deserialize(program.serialize()), model
 
 
-def test_serialised_model_gives_the_same_logits():
+def test_exported_model_computes_the_same_logits():
   program, model = exported("deltanet-sliding", "3")
   assert rel_rms(program.call(TOKENS), model(TOKENS)) < 1e-6
 
 
-def test_any_number_of_rows():
-  """The delta rule cuts rows into groups, but not as a recurrence."""
+def test_symbolic_batch_size():
+  """Only the recurrent delta rule: the chunkwise form groups the batch by its concrete size."""
   program, model = exported("deltanet", "B", implementation="recurrent")
   want = model(TOKENS)
   for B in (1, 3):

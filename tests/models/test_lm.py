@@ -1,4 +1,4 @@
-"""The language model: scanned equals unrolled, decoding equals the forward, compiled once."""
+"""The language model: scan and remat, prefill and decoding, input checks, lowering."""
 
 import dataclasses
 import time
@@ -36,7 +36,7 @@ def loss(model, tokens, segment_ids=None):
 
 
 def with_config(model: LM, **changes) -> LM:
-  """The same weights under other settings."""
+  """The same weights with another configuration."""
   other = abstract(dataclasses.replace(model.cfg, **changes))
   return jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))
 
@@ -60,7 +60,7 @@ def test_scan_and_remat_change_nothing(name):
 @pytest.mark.parametrize(
   "name", ["deltanet-sliding-tiny", "deltanet-global-tiny", "mamba-tiny", "hyena-tiny"]
 )
-def test_prefill_and_steps_equal_the_forward(name):
+def test_prefill_and_decoding_equal_the_forward_pass(name):
   model = random_model(preset(name, dtype="float64"), "float64")
 
   @jax.jit
@@ -74,14 +74,14 @@ def test_prefill_and_steps_equal_the_forward(name):
   assert rel_rms(got, want) < 1e-10
 
 
-def test_packed_segments_equal_separate_ones():
+def test_packed_segments_equal_separate_sequences():
   model = random_model(preset("deltanet-sliding-tiny", dtype="float64"), "float64")
   packed = jax.jit(lambda m: m(TOKENS, jnp.asarray(IDS)))(model)
   alone = jax.jit(lambda m: m(TOKENS[:, 7:]))(model)
   assert rel_rms(packed[:, 7:], alone) < 1e-10
 
 
-def test_bfloat16_compute_keeps_float32_weights_and_logits():
+def test_bfloat16_computation_has_float32_gradients_and_logits():
   model = random_model(preset("deltanet-sliding-tiny"))
   half = with_config(model, dtype="bfloat16")
   logits = jax.jit(lambda m: m(TOKENS))(half)
@@ -89,15 +89,15 @@ def test_bfloat16_compute_keeps_float32_weights_and_logits():
   assert logits.dtype == jnp.float32
   assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-  # The yardstick is what rounding the weights alone does to this model (1.5e-2): activations are
-  # rounded too, a few times per layer.
+  # Tolerance: rounding the weights alone has an error of 1.5e-2, and activations are rounded too,
+  # a few times per layer.
   rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), model)
   full, from_rounded = (jax.jit(lambda m: m(TOKENS))(m) for m in (model, rounded))
   assert rel_rms(logits, full) < 4 * rel_rms(from_rounded, full)
   assert abs(float(value) - float(jax.jit(loss)(model, TOKENS))) < 0.05
 
 
-def test_initialisation():
+def test_initialization():
   model = build(preset("gated-deltanet-tiny", depth=2))
   block = model.stacks[0].unit.blocks[0]
   kernel = np.asarray(block.mlp.gate.kernel[...])
@@ -108,7 +108,7 @@ def test_initialisation():
 
 
 def lowered_step(cfg, length=64, platforms=None):
-  """Forward, backward and AdamW update, lowered from shapes alone."""
+  """Lower forward, backward and AdamW update, from shapes alone."""
   optimizer = optax.adamw(1e-3)
 
   def step(model, moments, tokens):
@@ -123,7 +123,7 @@ def lowered_step(cfg, length=64, platforms=None):
   return traced.lower(lowering_platforms=platforms) if platforms else traced.lower()
 
 
-def test_a_deep_program_is_as_long_as_a_shallow_one():
+def test_program_size_is_independent_of_depth():
   short, long = (
     len(lowered_step(preset("deltanet-sliding-tiny", depth=depth)).as_text()) for depth in (4, 24)
   )
@@ -131,20 +131,20 @@ def test_a_deep_program_is_as_long_as_a_shallow_one():
 
 
 @pytest.mark.slow
-def test_compile_time_does_not_grow_with_depth():
+def test_compile_time_is_independent_of_depth():
   times = {4: [], 24: []}
   for i, depth in enumerate((4, 24) * 2):
-    # Unlike earlier programs, so that nothing comes from a cache.
+    # A new vocabulary size, so that nothing comes from the compilation cache.
     lowered = lowered_step(preset("deltanet-tiny", depth=depth, vocab=250 + i))
-    # Of the processor, all threads: what others run meanwhile does not count.
+    # CPU time of all threads: independent of other processes.
     start = time.process_time()
     lowered.compile()
     times[depth].append(time.process_time() - start)
   assert min(times[24]) < 1.5 * min(times[4]), times
 
 
-def test_ids_outside_the_vocabulary_are_refused_in_eager_calls():
-  """They gave finite logits of some row of the table."""
+def test_concrete_ids_outside_the_vocabulary_raise():
+  """Unchecked, JAX clamps them, and logits are finite."""
   model = random_model(preset("deltanet-tiny", depth=1))
   state = model.init_state(1, 4)
   for id in (256, -1):
@@ -153,34 +153,34 @@ def test_ids_outside_the_vocabulary_are_refused_in_eager_calls():
       lambda: model(tokens),
       lambda: model.prefill(tokens, state),
       lambda: model.step(tokens[:, 1], state),
-      lambda: jax.jit(lambda m: m(tokens))(model),  # a constant of the program
+      lambda: jax.jit(lambda m: m(tokens))(model),  # a compile-time constant
     ):
       with pytest.raises(ValueError, match=f"token id {id} is outside the vocabulary of 256"):
         call()
   assert np.isfinite(model(jnp.asarray([[3, 255]], jnp.int32))).all()
 
 
-def test_tokens_of_other_shapes_are_refused():
+def test_tokens_of_wrong_shape_or_dtype_raise():
   model = abstract(preset("deltanet-tiny", depth=1))
   with pytest.raises(ValueError, match=r"tokens has shape \[2, 0\], expected \[B L\], B and L of"):
     jax.eval_shape(lambda m, x: m(x), model, jax.ShapeDtypeStruct((2, 0), jnp.int32))
-  # As users call it: under pytest the types of arguments are checked before.
+  # Called directly: under pytest, jaxtyping would raise before.
   for tokens, axes, words in (
     (np.zeros((0, 3), int), "BL", r"tokens has shape \[0, 3\], expected \[B L\]"),
     (np.zeros(3, int), "BL", r"tokens has shape \[3\], expected \[B L\]"),
     (np.zeros((2, 3), int), "B", r"tokens has shape \[2, 3\], expected \[B\],"),
-    (np.zeros((2, 3)), "BL", "tokens is of float64, expected an array of integers"),
+    (np.zeros((2, 3)), "BL", "tokens has dtype float64, expected an array of integers"),
     ([[1, 2]], "BL", "list.*expected an array of integers"),
   ):
     with pytest.raises(ValueError, match=words):
       check_tokens(tokens, axes, 256)
 
 
-def test_segments_of_another_shape_are_refused():
+def test_segment_ids_of_wrong_shape_raise():
   model = abstract(preset("deltanet-tiny", depth=1))
   ids = jax.ShapeDtypeStruct((2, 4), jnp.int32)
   tokens = jax.ShapeDtypeStruct((2, 3), jnp.int32)
-  jaxtyping.config.update("jaxtyping_disable", True)  # as users call it
+  jaxtyping.config.update("jaxtyping_disable", True)  # it would raise before
   try:
     with pytest.raises(ValueError, match=r"segment_ids has shape \(2, 4\).* \[2, 3\]"):
       jax.eval_shape(lambda m, x, ids: m(x, ids), model, tokens, ids)
@@ -188,7 +188,7 @@ def test_segments_of_another_shape_are_refused():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-def test_the_check_of_tokens_is_not_in_the_program(monkeypatch):
+def test_token_check_adds_nothing_to_the_program(monkeypatch):
   model = abstract(preset("deltanet-tiny", depth=1))
   lower = lambda: jax.jit(lambda m, x: m(x)).lower(model, TOKENS).as_text()
   checked = lower()
@@ -196,7 +196,7 @@ def test_the_check_of_tokens_is_not_in_the_program(monkeypatch):
   assert lower() == checked
 
 
-# What the delta rule becomes on each platform, forward and backward; and linear attention.
+# Kernel names of the delta rule on each platform, forward and backward; and of linear attention.
 KERNELS = {
   "cuda": ("delta_rule_fwd", "delta_rule_grads"),
   "tpu": ("delta_rule_fwd", "delta_rule_bwd"),
@@ -205,8 +205,8 @@ LINEAR = {
   "cuda": ("linear_attention_fwd", "linear_attention_grads"),
   "tpu": ("linear_attention_fwd", "linear_attention_bwd"),
 }
-# One of each engine; shapes cost nothing, so these are the real sizes.
-IN_SHORT = {
+# One per operator, at full size (only shapes are needed); the others run in `make test-slow`.
+FAST = {
   "deltanet-sliding-1.3b",
   "gated-deltanet-tiny",
   "gla-conv-340m",
@@ -219,11 +219,11 @@ IN_SHORT = {
 
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize(
-  "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PRESETS]
+  "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in PRESETS]
 )
 def test_lowers_for_gpu_and_tpu(name, platform):
   cfg = preset(name, dtype="bfloat16")
-  # Kernels take keys of up to 256 and values of up to 512; larger ones run in plain JAX.
+  # Kernels support key sizes up to 256 and value sizes up to 512; larger ones run in XLA.
   expected = False
   for mixer in cfg.mixers.values():
     if isinstance(mixer, DeltaNetConfig | GatedDeltaNetConfig | KDAConfig):  # and DeltaProduct

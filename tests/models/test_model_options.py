@@ -1,4 +1,4 @@
-"""What models of some mixers need: channel mix, LayerNorms, bounds of decays, capped logits."""
+"""Model options that some mixers need: channel mix, LayerNorm, lower bounds, capped logits."""
 
 import jax
 import jax.numpy as jnp
@@ -33,32 +33,32 @@ def test_decoding_and_segments(name):
     decoded = jnp.concatenate([first, jnp.moveaxis(rest, 0, 1)], axis=1)
     return model(tokens), decoded, model(tokens, IDS)[:, SPLIT:], model(tokens[:, SPLIT:])
 
-  whole, decoded, second, alone = run(model, TOKENS)
-  assert rel_rms(decoded, whole) < 1e-10
-  assert rel_rms(second, alone) < 1e-10
+  full, decoded, second, separate = run(model, TOKENS)
+  assert rel_rms(decoded, full) < 1e-10
+  assert rel_rms(second, separate) < 1e-10
 
 
-def test_lower_bounds_rise_over_the_layers_that_take_them():
+def test_lower_bounds_rise_over_hgrn2_layers():
   logits = np.random.default_rng(0).standard_normal((3, 2))
   bounds = LowerBounds([True, False, False, True, False, True], 2)
   bounds.logits[...] = jnp.asarray(logits, jnp.float32)
   shares = np.exp(logits) / np.exp(logits).sum(axis=0)
   gamma = np.cumsum(shares, axis=0) - shares[0]
-  # Two layers, then two that come twice.
+  # A unit of two layers, then one of two layers that is repeated twice.
   (first, nothing), (none, others) = bounds([(2, 1), (2, 2)])
   assert nothing is None and none is None
   np.testing.assert_array_equal(first, np.zeros((1, 2)))
   assert rel_rms(others, gamma[1:]) < 1e-6
 
 
-def test_channel_mix_is_its_formula():
+def test_channel_mix_equals_the_formula():
   rng = np.random.default_rng(0)
   make = lambda: ChannelMix(6, 8, "rwkv6", Layer(), std=0.1, rngs=nnx.Rngs(params=0))
   draw = lambda x: jnp.asarray(rng.standard_normal(x.shape))
   mix, x = jax.tree.map(draw, jax.eval_shape(make)), rng.standard_normal((1, 7, 6))
-  before = np.concatenate([np.zeros((1, 1, 6)), x[:, :-1]], axis=1)
+  previous = np.concatenate([np.zeros((1, 1, 6)), x[:, :-1]], axis=1)
   weights = lambda weight: np.asarray(weight[...])
-  mixed = lambda share: x + (before - x) * weights(share)
+  mixed = lambda share: x + (previous - x) * weights(share)
   k = np.maximum(mixed(mix.k_share) @ weights(mix.k.kernel), 0) ** 2
   r = 1 / (1 + np.exp(-mixed(mix.r_share) @ weights(mix.r.kernel)))
   want = r * (k @ weights(mix.v.kernel))
@@ -67,7 +67,7 @@ def test_channel_mix_is_its_formula():
   np.testing.assert_array_equal(last, x[:, -1])
 
 
-def test_capped_logits_are_what_is_trained():
+def test_loss_uses_capped_logits():
   model = random_model(preset("mlstm-tiny", depth=1, logit_cap=0.5), std=0.3)
 
   @jax.jit
@@ -85,8 +85,8 @@ def test_capped_logits_are_what_is_trained():
   assert abs(loss - want) < 1e-3
 
 
-def test_rwkv_begins_as_its_layer_says():
-  """The published values, by layer l of depth 4 and channel i of 8."""
+def test_rwkv_initialization_depends_on_the_layer():
+  """Published initial values in layer l of 4 and channel i of 8."""
   i = np.arange(8)
   for l in (0, 2):
     options = dict(layer=Layer(l, 4), rngs=nnx.Rngs(params=0))
@@ -108,7 +108,7 @@ def test_rwkv_begins_as_its_layer_says():
     np.testing.assert_allclose(six.shares[2], 1 - ((i / 8) ** fall + 0.3 * rise), atol=1e-6)
 
 
-def test_layers_are_counted_over_the_whole_model():
+def test_layer_index_counts_all_layers_of_the_model():
   cfg = preset("rwkv4-tiny", depth=3, width=8)
   cfg.mixers["window"] = mixer_config("attention")(head_size=4, window=4)
   cfg.pattern = ("window", "rwkv4", "rwkv4")

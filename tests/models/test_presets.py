@@ -1,4 +1,4 @@
-"""Sizes of the named models, to the unit, from shapes alone."""
+"""Presets: exact parameter counts and state sizes, layer patterns, changed fields."""
 
 import pytest
 
@@ -10,12 +10,12 @@ V = 32000
 
 
 def model(d, layers, mixer, inner):
-  """Untied model: norms, mixer and MLP per layer, final norm, embedding and head."""
+  """Parameters of an untied model: norms, mixer and MLP per layer, final norm, embedding, head."""
   per_layer = mixer + d + (3 * d * inner + d if inner else 0)
   return layers * per_layer + d + 2 * V * d
 
 
-# Parameters of one mixer, written out from their definitions.
+# Parameters of one mixer, from its definition.
 def deltanet(d, conv=4):
   return 4 * d * d + d * (d // 128) + 3 * conv * d + 128
 
@@ -84,7 +84,7 @@ def rwkv6(d):
 
 
 def rwkv_model(d, layers, mixer, inner):
-  """LayerNorms, one after the embedding; a channel mix with shares of two uses."""
+  """Parameters with LayerNorms, also after the embedding, and a channel mix with token shift."""
   per_layer = mixer + 4 * d + 2 * d * inner + d * d + 2 * d
   return layers * per_layer + 4 * d + 2 * V * d
 
@@ -94,12 +94,12 @@ def s4d(d):
 
 
 def hyena(d, filters):
-  """Projections, short convolution of 3, the filter's network and its own weight per filter."""
+  """Projections, short convolution of width 3, filter MLP, and one skip weight per filter."""
   network = 33 * 64 + 2 * 64 * 64 + 3 * 64 + 64 + 64 * filters
   return 4 * d * d + 4 * d + 3 * 3 * d + 3 * d + network + filters
 
 
-# name: (parameters, in millions as usually quoted, if it is)
+# name: (parameters, the published count in millions, if any)
 SIZES = {
   "transformer-340m": (model(1024, 24, 4 * 1024**2, 2816), 373.9),
   "deltanet-340m": (374_362_112, 374.4),
@@ -154,7 +154,7 @@ for _size, _d, _millions in (
   _counts = {
     "mamba2": model(_d, 48, mamba2(_d), 0),
     "mlstm": model(_d, 24, mlstm(_d), {1024: 2752, 2048: 5504}[_d]),
-    # With one matrix of lower bounds for all layers.
+    # Includes the lower bounds of all layers.
     "hgrn2": model(_d, 24, hgrn2(_d), _inner) + 24 * _d,
     "rwkv4": rwkv_model(_d, 24, rwkv4(_d), 4 * _d),
     "rwkv6": rwkv_model(_d, 24, rwkv6(_d), 7 * _d // 2),
@@ -162,9 +162,9 @@ for _size, _d, _millions in (
   SIZES |= {f"{kind}-{_size}": row for kind, *row in zip(_counts, _counts.values(), _millions)}
 
 
-def hybrid(d, layers, attending, inner):
+def hybrid(d, layers, attention_layers, inner):
   pure = model(d, layers, deltanet(d), inner)
-  return pure + attending * (4 * d * d - deltanet(d))
+  return pure + attention_layers * (4 * d * d - deltanet(d))
 
 
 for _size, _d, _layers, _inner in (
@@ -176,17 +176,17 @@ for _size, _d, _layers, _inner in (
   SIZES[f"deltanet-global-{_size}"] = hybrid(_d, _layers, 2, _inner), None
 
 
-def test_hyena_is_the_published_mixer():
-  # In millions, as their papers' layers have it.
+def test_hyena_mixer_has_the_published_size():
+  # In millions.
   assert (round(hyena(1024, 1024) / 1e6, 3), round(hyena(2048, 2048) / 1e6, 3)) == (4.288, 16.954)
 
 
-def test_every_preset_has_a_size_here():
+def test_every_preset_has_an_expected_size():
   assert set(SIZES) == {name for name in PRESETS if not name.endswith("-tiny")}
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_parameters_to_the_unit(name):
+def test_parameter_count(name):
   parameters, millions = SIZES[name]
   assert summarize(preset(name)).parameters == parameters
   if millions is not None:
@@ -197,7 +197,7 @@ def test_tied_embeddings_count_once():
   assert summarize(preset("deltanet-340m", tied=True)).parameters == 374_362_112 - V * 1024
 
 
-# The paper's table 1, last column; state numbers of one layer with convolutions and normalisers.
+# The paper's table 1, last column; state size of one layer with convolutions and normalizers.
 EXPANSION = {
   "retnet-340m": (512, 524_288),
   "retnet-1.3b": (512, 1_048_576),
@@ -223,7 +223,7 @@ EXPANSION = {
   "mlstm-1.3b": (256, 525_316),
   "hgrn2-340m": (128, 131_072),
   "hgrn2-1.3b": (128, 262_144),
-  # RWKV also keeps the token before, for the mixer and for the channel mix.
+  # RWKV also stores the previous token, for the mixer and for the channel mix.
   "rwkv4-340m": (3, 3_072 + 2_048),
   "rwkv4-1.3b": (3, 6_144 + 4_096),
   "rwkv6-340m": (64, 65_536 + 2_048),
@@ -241,7 +241,7 @@ EXPANSION = {
 
 
 @pytest.mark.parametrize("name", EXPANSION)
-def test_state_expansion_is_the_papers(name):
+def test_state_expansion_equals_the_papers(name):
   expansion, per_layer = EXPANSION[name]
   got = summarize(preset(name))
   assert got.state == per_layer * preset(name).depth
@@ -263,7 +263,7 @@ def test_hybrid_layer_lists():
   assert len(layers) == 24
 
 
-def test_repeats_are_found():
+def test_find_repeats():
   a, b, c = "abc"
   assert find_repeats((a,) * 24) == [Repeat((a,), 24)]
   assert find_repeats((a, b) * 12) == [Repeat((a, b), 12)]
@@ -271,7 +271,7 @@ def test_repeats_are_found():
   assert find_repeats((a, b, c)) == [Repeat((a, b, c), 1)]
   layers = preset("deltanet-global-340m").layers
   found = find_repeats(layers)
-  # Five layers are compiled for 24: the first two, ten alike, one, eleven alike.
+  # 5 of 24 layers are compiled: a unit of two, one repeated 10 times, one, one repeated 11 times.
   assert [(len(r.unit), r.times) for r in found] == [(2, 1), (1, 10), (1, 1), (1, 11)]
   for repeats in (find_repeats(layers), find_repeats((a, b, a, b, a, c))):
     flat = [name for r in repeats for _ in range(r.times) for name in r.unit]
@@ -281,11 +281,11 @@ def test_repeats_are_found():
 def with_mixer(**changes):
   mixer = DeltaNetConfig()
   for name, value in changes.items():
-    setattr(mixer, name, value)  # as a command line does, unseen by pytest's type checks
+    setattr(mixer, name, value)  # like a command-line override; not type-checked
   return dict(name="deltanet-tiny", mixers={"deltanet": mixer})
 
 
-def test_unknown_names_and_bad_settings_are_clear_errors():
+def test_unknown_presets_and_invalid_values_raise():
   for arguments, words in (
     (dict(name="deltanet-9t"), "preset is 'deltanet-9t'"),
     (dict(name="deltanet-tiny", pattern=("gla",)), "pattern names"),
@@ -300,7 +300,7 @@ def test_unknown_names_and_bad_settings_are_clear_errors():
       preset(**arguments)
 
 
-def test_fields_of_the_mixer_are_changed_by_name():
+def test_preset_changes_mixer_fields_by_name():
   cfg = preset("deltanet-340m", key_size=64, depth=3)
   assert (cfg.mixers["deltanet"].key_size, cfg.depth) == (64, 3)
   assert preset("deltanet-340m").mixers["deltanet"].key_size == 128

@@ -1,4 +1,4 @@
-"""Models as the synthetic benchmarks build them, against the same written out in NumPy."""
+"""Models of the synthetic benchmarks against a NumPy reference."""
 
 import dataclasses
 import math
@@ -51,13 +51,13 @@ def layer_norm(layer, x):
 
 
 def norm(layer, x):
-  """A LayerNorm where there is a bias."""
+  """LayerNorm if the layer has a bias, otherwise RMSNorm."""
   if hasattr(layer, "bias"):
     return layer_norm(layer, x) + array(layer.bias)
   return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * array(layer.scale)
 
 
-def gelu_by_tanh(x):
+def tanh_gelu(x):
   return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -66,7 +66,7 @@ def gelu(x):
 
 
 def plain(model, tokens):
-  """Logits of one row."""
+  """Logits of one sequence."""
   x = array(model.embedding)[tokens]
   if model.positions is not None:
     x = x + array(model.positions)[: len(tokens)]
@@ -76,7 +76,7 @@ def plain(model, tokens):
     mixer = attention if block.mixer.cfg.kind == "attention" else deltanet
     x = x + mixer.plain(block.mixer, norm(block.mixer_norm, x))
     if block.mlp is not None:
-      y = gelu_by_tanh(linear(block.mlp.up, norm(block.mlp_norm, x)))
+      y = tanh_gelu(linear(block.mlp.up, norm(block.mlp_norm, x)))
       x = x + linear(block.mlp.down, y)
     elif block.mlp_norm is not None:
       x = x + norm(block.mlp_norm, x)
@@ -91,13 +91,13 @@ def plain(model, tokens):
 
 
 @pytest.mark.parametrize("name", SHELLS)
-def test_a_shell_is_its_formula(name, monkeypatch):
-  # The plain mixers write the other epsilon of our norms out.
+def test_model_equals_the_reference(name, monkeypatch):
+  # The reference mixers have the default epsilon, 1e-6, as a literal.
   monkeypatch.setattr(deltanet, "head_output", head_output)
   model = random_model(SHELLS[name], "float64", std=0.4)
   logits = jax.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(TOKENS))
-  for row, tokens in zip(logits, TOKENS):
-    assert rel_rms(row, plain(model, tokens)) < 1e-9
+  for got, tokens in zip(logits, TOKENS):
+    assert rel_rms(got, plain(model, tokens)) < 1e-9
   assert summarize(SHELLS[name], L).parameters == count_parameters(SHELLS[name])
 
 
@@ -106,7 +106,7 @@ def head_output(output, o, x):
   return linear(output.out, (y * scale).reshape(len(x), -1))
 
 
-def test_learned_positions_go_on_while_decoding_and_begin_anew_in_a_document():
+def test_learned_positions_continue_in_decoding_and_restart_in_segments():
   model = random_model(SHELLS["mqar"], "float64", std=0.4)
   ids = jnp.asarray(np.repeat([1, 2], [3, L - 3])[None].repeat(B, axis=0), jnp.int32)
 
@@ -117,23 +117,27 @@ def test_learned_positions_go_on_while_decoding_and_begin_anew_in_a_document():
     decoded = jnp.concatenate([first, jnp.moveaxis(rest, 0, 1)], axis=1)
     return model(tokens), decoded, model(tokens, ids)[:, 3:], model(tokens[:, 3:])
 
-  whole, decoded, second, alone = run(model, jnp.asarray(TOKENS))
-  assert rel_rms(decoded, whole) < 1e-10 and rel_rms(second, alone) < 1e-10
-  with pytest.raises(ValueError, match="a row has 9 tokens, but the model has 7 learned positions"):
+  full, decoded, second, separate = run(model, jnp.asarray(TOKENS))
+  assert rel_rms(decoded, full) < 1e-10 and rel_rms(second, separate) < 1e-10
+  with pytest.raises(
+    ValueError, match="sequence length is 9, but the model has 7 learned position embeddings"
+  ):
     jax.eval_shape(model, jnp.zeros((1, 9), jnp.int32))
 
 
-def test_an_autoencoder_has_no_next_token():
+def test_an_autoencoder_cannot_decode():
   model = jax.eval_shape(lambda: build(SHELLS["compression"]))
-  with pytest.raises(ValueError, match="an autoencoder makes all tokens of a row from its last"):
+  with pytest.raises(
+    ValueError, match="an autoencoder predicts a sequence from its last hidden state"
+  ):
     model.init_state(1, 4)
   assert summarize(SHELLS["compression"]).state == 0
 
 
-def test_first_weights_of_outputs_and_convolutions():
+def test_output_init_and_conv_std():
   cfg = dataclasses.replace(SHELLS["regbench"], mlp_inner=6, dtype="float32")
-  ours = dict(output_init="all", conv_std=0.5)
-  make = jax.jit(lambda: [build(dataclasses.replace(cfg, **x)) for x in ({}, ours)])
+  scaled = dict(output_init="all", conv_std=0.5)
+  make = jax.jit(lambda: [build(dataclasses.replace(cfg, **x)) for x in ({}, scaled)])
   plain, changed = (model.stacks[0].unit.blocks[0] for model in make())
   ratio = lambda get: np.asarray(get(changed)[...]) / np.asarray(get(plain)[...])
   smaller = (2 * cfg.depth) ** -0.5
@@ -145,13 +149,13 @@ def test_first_weights_of_outputs_and_convolutions():
 
 
 @pytest.mark.parametrize(
-  "changes,says",
+  "changes,message",
   [
     (dict(tied=True, head_bias=True), "tied and head_bias"),
     (dict(autoencoder=1, width=7), "width is 7, expected an even number"),
     (dict(embedding_dropout=1.0), "embedding_dropout is 1.0"),
   ],
 )
-def test_settings_that_contradict_each_other(changes, says):
-  with pytest.raises(ValueError, match=says):
+def test_contradictory_configs_raise(changes, message):
+  with pytest.raises(ValueError, match=message):
     dataclasses.replace(SHELLS["regbench"], **changes).validate()

@@ -4,7 +4,7 @@ import pytest
 
 @pytest.fixture
 def no_type_checks():
-  """As a user calls it: without the shape checks that run under pytest alone."""
+  """Disable the jaxtyping shape checks, which run only under pytest, as for a user's call."""
   jaxtyping.config.update("jaxtyping_disable", True)
   yield
   jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,4 @@
-"""Softmax attention, whole and cached, against a float64 NumPy loop over tokens."""
+"""Softmax attention, on sequences and cached, against a float64 NumPy loop over tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ B, L, H, Hk, d = 2, 11, 4, 2, 4
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((B, L, heads, d)) for heads in (H, Hk, Hk))
 IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
-# One key, windows that do and do not divide the length, its edges, and one beyond it.
+# One key, windows that do and do not divide the length, around the length, and beyond it.
 WINDOWS = [None, 1, 2, 3, 5, 6, L - 1, L, 2 * L]
 
 
@@ -21,18 +21,18 @@ attend = jax.jit(causal_attention, static_argnames=("window", "implementation"))
 attend_cached = jax.jit(cached_attention, static_argnames="window")
 
 
-def by_hand(q, k, v, window, ids):
+def numpy_attention(q, k, v, window, ids):
   o = np.zeros_like(q)
   for b in range(q.shape[0]):
     first = 0
     for t in range(q.shape[1]):
       if ids is not None and t and ids[b, t] != ids[b, t - 1]:
         first = t
-      seen = slice(max(first, 0 if window is None else t - window + 1), t + 1)
+      visible = slice(max(first, 0 if window is None else t - window + 1), t + 1)
       for h in range(H):
         j = h // (H // Hk)
-        p = np.exp(k[b, seen, j] @ q[b, t, h] / np.sqrt(d))
-        o[b, t, h] = p @ v[b, seen, j] / p.sum()
+        p = np.exp(k[b, visible, j] @ q[b, t, h] / np.sqrt(d))
+        o[b, t, h] = p @ v[b, visible, j] / p.sum()
   return o
 
 
@@ -42,10 +42,10 @@ def arrays(dtype="float64"):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_whole_sequences(window, packed):
+def test_sequences(window, packed):
   ids = IDS if packed else None
   options = dict(window=window, segment_ids=jnp.asarray(IDS) if packed else None)
-  want = by_hand(Q, K, V, window, ids)
+  want = numpy_attention(Q, K, V, window, ids)
   assert rel_rms(attend(*arrays(), **options), want) < 1e-14
   # The path of `jax.nn.dot_product_attention`, with its own causal mask and window.
   assert rel_rms(attend(*arrays("float32"), **options), want) < 1e-6
@@ -67,7 +67,7 @@ def test_gradients_of_both_paths_agree(window):
     assert rel_rms(got, want) < 1e-5
 
 
-# Of 11 tokens: six blocks, the last one half full, in three groups; eleven blocks in six groups.
+# 11 tokens are six blocks, the last one half full, in three groups; or eleven blocks in six groups.
 @pytest.mark.parametrize("block, groups", [(2, 4), (1, 6)])
 @pytest.mark.parametrize(
   "packed,window", [(False, None), (True, None), (True, 7), (True, 3), (False, 5)]
@@ -90,7 +90,7 @@ def test_queries_in_blocks(monkeypatch, packed, window, block, groups):
     assert rel_rms(got, wanted) < 1e-5
 
 
-# The ring is as long as the window, or the row; pieces of one token and of more than the ring.
+# The cache has the size of the window or the sequence; pieces of one token and of more than M.
 @pytest.mark.parametrize("window,size", [(None, L), (3, 3), (3, 7), (5, 5), (1, 1)])
 @pytest.mark.parametrize("pieces", [(1,) * L, (4, 1, 6), (10, 1)])
 @pytest.mark.parametrize("packed", [False, True])
@@ -99,7 +99,7 @@ def test_cache_continues(packed, pieces, window, size):
   got, end = [], 0
   for n in pieces:
     piece = slice(end, end := end + n)
-    # A segment begins inside a piece; the first of a piece goes on.
+    # Segments start inside a piece; the first segment of a piece continues the cached one.
     ids = jnp.asarray(IDS[:, piece]) if packed else None
     now = (jnp.asarray(x[:, piece]) for x in (Q, K, V))
     o, cache = attend_cached(*now, cache, window=window, segment_ids=ids)
@@ -109,7 +109,7 @@ def test_cache_continues(packed, pieces, window, size):
     new = np.concatenate([np.zeros((B, 1), bool), IDS[:, 1:] != IDS[:, :-1]], axis=1)
     new[:, np.cumsum(pieces)[:-1]] = False
     ids = np.cumsum(new, axis=1)
-  assert rel_rms(np.concatenate(got, axis=1), by_hand(Q, K, V, window, ids)) < 1e-14
+  assert rel_rms(np.concatenate(got, axis=1), numpy_attention(Q, K, V, window, ids)) < 1e-14
   assert cache.index == L
 
 

@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +35,7 @@ from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
 
 GATES = ("none", "scalar", "vector")
-# Every length and every chunk size, packed and not, with each gate; `test_full_grid` has them all.
+# Every length and chunk size, packed and not, with each gate; `test_full_grid` has all of them.
 GRID = [
   (1, 64, False),
   (2, 16, True),
@@ -88,8 +87,8 @@ def test_fast_recurrence_equals_the_definition(gate, packed):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_primal_may_be_a_scan(dtype):
-  """Without gradients the fastest form runs, token by token here; with them chunks, as ever."""
+def test_default_without_gradients_may_scan_over_tokens(dtype):
+  """Without gradients the fastest form runs, here the token scan; with gradients always chunks."""
   inputs = cast(jax_inputs(spec_of(37, "none", False)), dtype)
   names = ("q", "k", "v", "beta")
   f = lambda x: delta_rule(**x, scale=0.5)
@@ -107,8 +106,8 @@ def test_primal_may_be_a_scan(dtype):
 
 
 @pytest.mark.parametrize("B,H,Hv", [(1, 6, 6), (3, 2, 4), (5, 1, 1), (2, 1, 8)])
-def test_groups_of_heads(B, H, Hv):
-  """More heads than are worked on together, in numbers that divide evenly or not."""
+def test_head_groups(B, H, Hv):
+  """More heads than fit in one block, in numbers that divide evenly or not."""
   inputs, want = reference(Spec(B=B, L=70, H=H, Hv=Hv, dk=8, dv=96, gate="scalar", packed=True))
   assert_close(value_and_grads(inputs, "float64", chunk=16), want, "float64")
 
@@ -170,7 +169,7 @@ def test_wy_recursion_equals_ut_transform(max_beta):
 
 
 @pytest.mark.parametrize("kind", ILL_CONDITIONED)
-def test_ugly_inputs(kind):
+def test_ill_conditioned_inputs(kind):
   inputs = {
     name: x.astype(np.float32).astype(np.float64)
     for name, x in ill_conditioned_inputs(kind).items()
@@ -182,12 +181,12 @@ def test_ugly_inputs(kind):
   assert all(error <= 1e-5 for error in errors.values()), errors
 
 
-def golden_value_and_grads(golden, rows, state, dtype="float32", **options):
-  """o, S and gradients of one golden sequence; its operator normalises q and k itself."""
-  take = lambda name: jnp.asarray(golden[name][:, rows], dtype)
+def golden_value_and_grads(golden, tokens, state, dtype="float32", **options):
+  """o, S and gradients of one golden sequence; its operator normalizes q and k itself."""
+  take = lambda name: jnp.asarray(golden[name][:, tokens], dtype)
   arrays = {name: take(name) for name in ("q", "k", "v", "beta", "g") if name in golden}
   arrays["S0"] = jnp.asarray(golden["h0"][state : state + 1])
-  # The gated file says so in its README, not in the file.
+  # The gated file has no scale: its README documents dk**-0.5.
   scale = float(golden["scale"]) if "scale" in golden else arrays["q"].shape[-1] ** -0.5
   l2 = bool(golden.get("l2", True))
 
@@ -219,11 +218,11 @@ def test_golden_files_of_flash_linear_attention(name, prefix, limit, implementat
   # that packed equals separate is `test_packed_equals_separate`.
   bounds = golden.get("cu_seqlens", [0, golden["q"].shape[1]])
   for state, (start, end) in enumerate(itertools.pairwise(bounds)):
-    rows = slice(int(start), int(end))
-    got = golden_value_and_grads(golden, rows, state, dtype, implementation=implementation)
+    tokens = slice(int(start), int(end))
+    got = golden_value_and_grads(golden, tokens, state, dtype, implementation=implementation)
     for key, x in got.items():
       want = golden[prefix + key]
-      want = want[state : state + 1] if key in ("ht", "dh0") else want[:, rows]
+      want = want[state : state + 1] if key in ("ht", "dh0") else want[:, tokens]
       assert rel_rms(x, want) < limit, key
 
 
@@ -232,7 +231,7 @@ def test_golden_files_of_flash_linear_attention(name, prefix, limit, implementat
 def test_packed_equals_separate(gate, implementation):
   lengths = (1, 5, 16, 1, 1, 40, 5, 16)
   inputs = jax_inputs(spec_of(sum(lengths), gate, False))
-  # Ids that come back, as a data pipeline may give them, are new segments.
+  # Ids that recur, as from a data pipeline, are new segments.
   segment_ids = np.repeat(np.arange(len(lengths)) % 2, lengths)
   inputs["segment_ids"] = jnp.asarray(np.broadcast_to(segment_ids, (2, sum(lengths))))
   options = dict(chunk=16, implementation=implementation)
@@ -244,16 +243,16 @@ def test_packed_equals_separate(gate, implementation):
   run = jax.jit(lambda x: delta_rule(**x, **options))
   start = 0
   for number, length in enumerate(lengths):
-    rows = slice(start, start + length)
-    part = {n: x if n == "S0" else x[:, rows] for n, x in inputs.items()}
+    tokens = slice(start, start + length)
+    part = {n: x if n == "S0" else x[:, tokens] for n, x in inputs.items()}
     part["S0"] = part["S0"] * float(number == 0)
     (o, S), pull = jax.vjp(run, part)
     last = number == len(lengths) - 1
-    (grads,) = pull((do[:, rows], dS * float(last)))
-    assert rel_rms(packed["o"][:, rows], o) < 1e-12
+    (grads,) = pull((do[:, tokens], dS * float(last)))
+    assert rel_rms(packed["o"][:, tokens], o) < 1e-12
     for name in part.keys() - {"S0"}:
-      # Absolute: a lone token after the first segment has a dg of zero.
-      got = packed[f"d{name}"][:, rows]
+      # Absolute: dg of a single-token segment after the first is zero.
+      got = packed[f"d{name}"][:, tokens]
       np.testing.assert_allclose(got, grads[name], atol=1e-12, err_msg=f"{number} {name}")
     if number == 0:
       assert rel_rms(packed["dS0"], grads["S0"]) < 1e-12
@@ -262,7 +261,7 @@ def test_packed_equals_separate(gate, implementation):
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_split_anywhere_equals_whole(gate):
+def test_resuming_from_a_state_equals_the_full_sequence(gate):
   inputs = jax_inputs(spec_of(40, gate, False))
   S0 = inputs.pop("S0")
   f = jax.jit(lambda x, S0: delta_rule(**x, S0=S0, chunk=16, implementation="chunkwise"))
@@ -275,7 +274,7 @@ def test_split_anywhere_equals_whole(gate):
 
 @pytest.mark.parametrize("gate", GATES)
 def test_vmap_of_the_gradient(gate):
-  """One more axis than the operator has by itself; XLA:CPU is known to crash on too many."""
+  """vmap adds an axis; XLA:CPU is known to crash on too many."""
   inputs = [jax_inputs(spec_of(40, gate, False), seed, dtype="float32") for seed in (0, 1)]
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *inputs)
   grad = jax.grad(lambda x: delta_rule(**x, chunk=32)[0].sum())
@@ -351,7 +350,7 @@ def test_plain_jax_lowers_for_accelerators(gate, platform):
       0
     ].sum()
     lowered = jax.jit(jax.grad(loss)).trace(inputs).lower(lowering_platforms=(platform,))
-    # A float32 product on such a platform is exact only where it says so.
+    # On accelerators a float32 matmul is exact only with precision HIGHEST.
     assert "HIGHEST" in lowered.as_text()
 
 
@@ -411,18 +410,10 @@ def test_any_shape(spec, chunk, dtype, seed):
   wide = {n: x if n == "segment_ids" else x.astype("float64") for n, x in narrow.items()}
   o, S = jax.jit(lambda x: delta_rule(**x, chunk=chunk))(narrow)
   o_want, S_want = jax.jit(lambda x: delta_rule(**x, implementation="recurrent"))(wide)
-  # A handful of numbers has no RMS to speak of: allow what a few roundings of 1 would give.
+  # Too few numbers for an RMS: allow the error of a few roundings of 1.
   limit = 4 * REL_RMS[dtype][0]
   np.testing.assert_allclose(np.asarray(o, np.float64), o_want, rtol=limit, atol=4 * limit)
   np.testing.assert_allclose(S, S_want, rtol=limit, atol=4 * limit)
-
-
-@pytest.fixture
-def no_type_checks():
-  """As a user calls it: without the shape checks that run under pytest alone."""
-  jaxtyping.config.update("jaxtyping_disable", True)
-  yield
-  jaxtyping.config.update("jaxtyping_disable", False)
 
 
 ZEROS = {
@@ -433,7 +424,7 @@ ZEROS = {
 }
 
 
-def test_empty_tokens_are_refused(no_type_checks):
+def test_empty_tokens_raise(no_type_checks):
   q_t, v_t, beta_t = jnp.zeros((2, 2, 4)), jnp.zeros((2, 4, 5)), jnp.zeros((2, 4))
   S = jnp.zeros((2, 4, 4, 5))
   for token, words in (
@@ -471,7 +462,7 @@ def test_empty_tokens_are_refused(no_type_checks):
     ),
   ],
 )
-def test_wrong_input_is_named(change, message, no_type_checks):
+def test_error_names_the_wrong_input(change, message, no_type_checks):
   arguments = {name: jnp.zeros(shape) for name, shape in ZEROS.items()} | change
   with pytest.raises(ValueError, match=re.escape(message)):
     delta_rule(**arguments)

@@ -1,4 +1,4 @@
-"""Temporary memory of the gradient, from the compiled program: nothing is run."""
+"""Temporary memory of the gradient, from XLA's memory analysis of the compiled program."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The chunkwise delta rule under `jax.vmap`, and with inputs that are not finite."""
+"""The chunkwise delta rule under `jax.vmap`, and with non-finite inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from deltanet_jax.ops.testing import Spec
 from tests.support.delta_rule import jax_inputs
 
 SPEC = Spec(B=2, L=21, H=2, dk=8)
-# Of a packed row: over the borders of chunks of 8.
+# Segments that cross the boundaries of chunks of 8.
 LENGTHS = (9, 7, 5)
 IDS = jnp.asarray(np.repeat(np.arange(3), LENGTHS)[None].repeat(2, axis=0), jnp.int32)
 
@@ -20,8 +20,8 @@ def gradients(inputs, segment_ids=None):
   return jax.value_and_grad(f)(inputs)
 
 
-def members(*scales):
-  """Members whose keys have these lengths: above 1.4 and beta near 1 some reflect the state."""
+def vmapped_inputs(*scales):
+  """Inputs whose keys have these norms: above 1.4 with beta near 1 some reflect the state."""
   inputs = [jax_inputs(SPEC, seed, dtype="float32") for seed in range(len(scales))]
   return [x | {"k": scale * x["k"]} for x, scale in zip(inputs, scales)]
 
@@ -30,14 +30,14 @@ def assert_equal(got, want):
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "packed"])
-def test_members_of_vmap_run_as_rows(ids):
-  inputs = members(1.0, 0.5, 1.0, 0.9)
+@pytest.mark.parametrize("ids", [None, IDS], ids=["unpacked", "packed"])
+def test_vmap_folds_into_the_batch(ids):
+  inputs = vmapped_inputs(1.0, 0.5, 1.0, 0.9)
   one = jax.jit(gradients)
   want = [one(x, ids) for x in inputs]
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *inputs)
   got = jax.jit(jax.vmap(lambda x: gradients(x, ids)))(stacked)
-  # Bit for bit a loop over the members: nothing is worked on together that was not before.
+  # Bitwise equal to a loop over the vmapped axis: blocks are the same.
   for i in range(4):
     assert_equal(jax.tree.map(lambda x: x[i], got), want[i])
   twice = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), stacked)
@@ -45,11 +45,11 @@ def test_members_of_vmap_run_as_rows(ids):
   assert_equal(jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), nested), got)
 
 
-def test_members_share_what_is_not_batched_and_one_branch():
-  first, second = members(1.0, 1.9)
+def test_vmap_broadcasts_unbatched_inputs_and_takes_one_branch():
+  first, second = vmapped_inputs(1.0, 1.9)
   shared = {name: first[name] for name in ("v", "S0")}
   own = {name: jnp.stack([first[name], second[name]]) for name in ("q", "k", "beta")}
-  # The second reflects its state, so both are corrected for it; the branch is still chosen.
+  # The second reflects its state, so both are corrected; it is still a cond, not a select.
   program = jax.jit(jax.vmap(lambda x: gradients(shared | x))).trace(own)
   assert " cond[" in str(program.jaxpr)
   got = program.lower().compile()(own)
@@ -59,8 +59,8 @@ def test_members_share_what_is_not_batched_and_one_branch():
 
 
 @pytest.mark.slow
-def test_second_order_of_members():
-  inputs = jax.tree.map(lambda x: x[:, :5] if x.shape[1] == SPEC.L else x, members(1.0)[0])
+def test_second_order_under_vmap():
+  inputs = jax.tree.map(lambda x: x[:, :5] if x.shape[1] == SPEC.L else x, vmapped_inputs(1.0)[0])
   squared = lambda x: sum((g * g).sum() for g in gradients(x)[1].values())
   one = jax.jit(jax.grad(squared))(inputs)
   two = jax.jit(jax.vmap(jax.grad(squared)))(jax.tree.map(lambda x: jnp.stack([x, x]), inputs))
@@ -68,16 +68,16 @@ def test_second_order_of_members():
 
 
 @pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "packed"])
-def test_what_is_not_finite_reaches_only_what_follows(gate, ids):
-  """Poisoning the future is how people test causality."""
+@pytest.mark.parametrize("ids", [None, IDS], ids=["unpacked", "packed"])
+def test_nonfinite_values_reach_only_later_outputs(gate, ids):
+  """Poisoning later tokens is a common test of causality."""
   inputs = jax_inputs(Spec(B=2, L=21, H=2, dk=8, gate=gate), dtype="float32")
   rule = lambda x: delta_rule(**x, segment_ids=ids, chunk=8, implementation="chunkwise")
 
   @jax.jit
   def run(x, follows):
-    heard = lambda x: jnp.where(follows[..., None, None], 0, rule(x)[0]).sum()
-    return *rule(x), jax.grad(heard)(x)
+    unaffected = lambda x: jnp.where(follows[..., None, None], 0, rule(x)[0]).sum()
+    return *rule(x), jax.grad(unaffected)(x)
 
   t, end = 11, 21 if ids is None else 16
   follows = np.zeros((2, 21), bool)
@@ -91,7 +91,7 @@ def test_what_is_not_finite_reaches_only_what_follows(gate, ids):
     assert np.isnan(got_S[0]).all() if ids is None else (got_S == S).all(), name
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads)), name
   got, got_S, _ = run(inputs | {"S0": inputs["S0"].at[0, 0, 0, 0].set(np.nan)}, follows)
-  lost = np.zeros((2, 21, 2), bool)
-  lost[0, : 21 if ids is None else LENGTHS[0], 0] = True
-  np.testing.assert_array_equal(got[~lost], o[~lost])
-  assert np.isnan(got[lost]).all()
+  affected = np.zeros((2, 21, 2), bool)
+  affected[0, : 21 if ids is None else LENGTHS[0], 0] = True
+  np.testing.assert_array_equal(got[~affected], o[~affected])
+  assert np.isnan(got[affected]).all()

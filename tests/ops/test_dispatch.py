@@ -108,7 +108,7 @@ def test_interpret_is_for_kernels_with_the_same_sentence(name):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_platform_has_a_default(name):
-  """The last resort on every platform is no kernel."""
+  """The last fallback of every platform is a plain implementation."""
   operator = OPERATORS[name][1]
   everywhere = [n for n, entry in operator.table.items() if entry.default_on == PLATFORMS]
   assert everywhere and not operator.table[everywhere[-1]].interpretable

@@ -1,4 +1,4 @@
-"""The DPLR recurrence in chunks against its float64 recurrence, and the operators it contains."""
+"""Chunkwise DPLR against its float64 recurrence, and against the operators it generalizes."""
 
 import functools
 
@@ -22,8 +22,8 @@ from deltanet_jax.ops.testing import (
 from tests.support.tolerances import assert_close
 
 
-def inputs_of(spec):
-  """Those of the delta rule, with a unit vector a and b between 0 and a: transitions contract."""
+def make_inputs(spec):
+  """Inputs of the delta rule, with a unit vector a and b between 0 and a: transitions contract."""
   rng = np.random.default_rng(1)
   inputs = random_inputs(spec)
   beta = inputs.pop("beta")[..., None]
@@ -52,7 +52,7 @@ def value_and_grads(inputs, dtype="float64", **options):
   ],
 )
 def test_chunkwise_equals_recurrence(L, chunk, gate, packed):
-  inputs = inputs_of(Spec(B=2, L=L, H=3, dk=8, dv=12, gate=gate, packed=packed))
+  inputs = make_inputs(Spec(B=2, L=L, H=3, dk=8, dv=12, gate=gate, packed=packed))
   want = value_and_grads(inputs, implementation="recurrent")
   assert_close(value_and_grads(inputs, chunk=chunk), want, "float64")
   if L == 130:
@@ -63,8 +63,8 @@ SMALL = Spec(B=2, L=21, H=2, dk=8, dv=6, gate="vector", packed=True)
 chunks_of_8 = jax.jit(functools.partial(dplr, chunk=8))
 
 
-def test_without_erasing_it_is_linear_attention():
-  inputs = jax.tree.map(jnp.asarray, inputs_of(SMALL))
+def test_without_a_and_b_it_is_linear_attention():
+  inputs = jax.tree.map(jnp.asarray, make_inputs(SMALL))
   zeros = jnp.zeros_like(inputs.pop("a"))
   del inputs["b"]
   want = jax.jit(functools.partial(linear_attention, chunk=8))(**inputs)
@@ -72,7 +72,7 @@ def test_without_erasing_it_is_linear_attention():
   assert max(map(rel_rms, got, want)) < 1e-12
 
 
-def test_it_contains_the_delta_rule_with_a_decay_per_channel():
+def test_it_contains_the_delta_rule_with_a_per_channel_gate():
   inputs = jax.tree.map(jnp.asarray, random_inputs(SMALL))
   want = jax.jit(functools.partial(delta_rule, chunk=8))(**inputs)
   beta, k = inputs.pop("beta")[..., None], inputs["k"]
@@ -82,7 +82,7 @@ def test_it_contains_the_delta_rule_with_a_decay_per_channel():
 
 
 def test_steps_continue():
-  inputs = jax.tree.map(jnp.asarray, inputs_of(SMALL))
+  inputs = jax.tree.map(jnp.asarray, make_inputs(SMALL))
   del inputs["segment_ids"]
   inputs = {name: x if name == "S0" else x[:, :3] for name, x in inputs.items()}
   want, S_want = jax.jit(functools.partial(dplr, chunk=2))(**inputs)
@@ -94,17 +94,17 @@ def test_steps_continue():
   assert rel_rms(S, S_want) < 1e-12
 
 
-def test_forward_mode_is_the_recurrences():
-  """Chunks refuse it and name it, a mixer sets it; over a gradient chunks take it too."""
-  inputs = cast(inputs_of(Spec(L=7, H=1, dk=4, gate="vector")), "float64")
-  run = lambda form: lambda x: jnp.sin(dplr(**x, implementation=form)[0]).sum()
+def test_forward_mode_needs_the_recurrent_form():
+  """The chunkwise form raises, except over a gradient; a mixer setting selects the recurrence."""
+  inputs = cast(make_inputs(Spec(L=7, H=1, dk=4, gate="vector")), "float64")
+  run = lambda name: lambda x: jnp.sin(dplr(**x, implementation=name)[0]).sum()
   _, along = jax.jvp(run("recurrent"), (inputs,), (inputs,))
   grads = jax.grad(run(None))(inputs)
   want = sum(jnp.vdot(grads[name], x) for name, x in inputs.items())
   np.testing.assert_allclose(along, want, rtol=1e-10)
   with pytest.raises(TypeError, match=r'forward-mode .* only with implementation="recurrent"'):
     jax.jvp(run(None), (inputs,), (inputs,))
-  over = [jax.jvp(jax.grad(run(form)), (inputs,), (inputs,))[1] for form in (None, "recurrent")]
+  over = [jax.jvp(jax.grad(run(name)), (inputs,), (inputs,))[1] for name in (None, "recurrent")]
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
   jax.tree.map(close, *over)
 
@@ -120,22 +120,22 @@ def test_forward_mode_is_the_recurrences():
     jax.jvp(loss(None), (x,), (x,))
 
 
-def test_float32_products_are_exact_on_every_platform():
-  """TPU and GPU would round factors to bfloat16 or TF32; the backward must say so itself."""
+def test_float32_matmuls_are_exact_on_every_platform():
+  """TPU and GPU round to bfloat16 or TF32 by default; the backward pass must set the precision."""
   for dtype, exact in (("float32", True), ("bfloat16", False)):
-    inputs = cast(inputs_of(Spec(L=8, H=2, dk=8, dv=8)), dtype)
+    inputs = cast(make_inputs(Spec(L=8, H=2, dk=8, dv=8)), dtype)
     f = lambda x: sum(y.astype("float32").sum() for y in dplr(**x, chunk=4))
     text = str(jax.make_jaxpr(jax.grad(f))(inputs))
-    # The inverse is exact always.
-    products = [line for line in text.split("\n") if "precision=" in line]
-    assert products and all("HIGHEST" in line for line in products) == exact
+    # The inverse is always exact.
+    matmuls = [line for line in text.split("\n") if "precision=" in line]
+    assert matmuls and all("HIGHEST" in line for line in matmuls) == exact
 
 
-def test_nothing_is_as_long_as_the_sequence_and_as_large_as_a_state():
-  inputs = cast(inputs_of(Spec(L=1024, H=1, dk=32, gate="vector")), "float32")
+def test_states_of_all_tokens_are_never_materialized():
+  inputs = cast(make_inputs(Spec(L=1024, H=1, dk=32, gate="vector")), "float32")
   grad = jax.grad(lambda x: dplr(**x, chunk=16)[0].sum())
   memory = jax.jit(grad).lower(inputs).compile().memory_analysis()
-  # Less than a state for every token.
+  # Less than one state per token.
   assert memory.temp_size_in_bytes < 1024 * 32 * 32 * 4
 
 
@@ -152,6 +152,6 @@ def test_nothing_is_as_long_as_the_sequence_and_as_large_as_a_state():
   ],
 )
 def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
-  inputs = jax.tree.map(jnp.asarray, inputs_of(Spec(B=1, L=4, H=2, dk=8, dv=8)))
+  inputs = jax.tree.map(jnp.asarray, make_inputs(Spec(B=1, L=4, H=2, dk=8, dv=8)))
   with pytest.raises(ValueError, match=words):
     dplr(**inputs | change)

@@ -10,7 +10,7 @@ from deltanet_jax.ops.testing import Spec, random_inputs, rel_rms
 from tests.support.tolerances import assert_close
 
 
-def inputs_of(spec, dtype="float64", values_decay=False):
+def make_inputs(spec, dtype="float64", values_decay=False):
   inputs = random_inputs(spec, dtype=dtype)
   del inputs["beta"]
   if values_decay:
@@ -41,27 +41,27 @@ def value_and_grads(inputs, **options):
 )
 def test_chunkwise_equals_recurrence(B, L, chunk, packed, gate):
   spec = Spec(B=B, L=L, H=2, Hv=4, dk=8, dv=12, gate=gate, packed=packed)
-  inputs = inputs_of(spec)
+  inputs = make_inputs(spec)
   want = value_and_grads(inputs, implementation="recurrent")
   assert_close(value_and_grads(inputs, chunk=chunk), want, "float64")
   if L == 130:
-    got = value_and_grads(inputs_of(spec, "float32"), chunk=chunk)
+    got = value_and_grads(make_inputs(spec, "float32"), chunk=chunk)
     assert_close(got, want, "float32")
 
 
 @pytest.mark.parametrize("gate", ["none", "vector"])
 def test_decay_of_value_channels(gate):
   spec = Spec(B=2, L=40, H=2, Hv=4, dk=8, dv=12, gate=gate, packed=True)
-  inputs = inputs_of(spec, values_decay=True)
+  inputs = make_inputs(spec, values_decay=True)
   want = value_and_grads(inputs, implementation="recurrent")
   assert_close(value_and_grads(inputs, chunk=32), want, "float64")
   if gate == "vector":
-    got = value_and_grads(inputs_of(spec, "float32", values_decay=True), chunk=32)
+    got = value_and_grads(make_inputs(spec, "float32", values_decay=True), chunk=32)
     assert_close(got, want, "float32")
 
 
-def test_channels_that_decay_alike_decay_as_the_head():
-  inputs = inputs_of(Spec(B=2, L=70, H=2, dk=8, dv=12, gate="scalar"))
+def test_equal_channel_gates_equal_a_head_gate():
+  inputs = make_inputs(Spec(B=2, L=70, H=2, dk=8, dv=12, gate="scalar"))
   run = jax.jit(lambda **x: linear_attention(**x, chunk=32))
   o, S = run(**inputs)
   g = inputs.pop("g")[..., None]
@@ -72,7 +72,7 @@ def test_channels_that_decay_alike_decay_as_the_head():
 
 def test_steps_continue():
   spec = Spec(B=2, L=5, H=2, Hv=4, dk=8, dv=12, gate="vector")
-  inputs = inputs_of(spec, values_decay=True)
+  inputs = make_inputs(spec, values_decay=True)
   want, S_want = linear_attention(**inputs, chunk=4)
   S = inputs["S0"]
   for t in range(5):
@@ -82,15 +82,15 @@ def test_steps_continue():
   assert rel_rms(S, S_want) < 1e-12
 
 
-def test_float32_products_are_exact_on_every_platform():
-  """TPU and GPU would round factors to bfloat16 or TF32; the backward must say so itself."""
+def test_float32_matmuls_are_exact_on_every_platform():
+  """TPU and GPU round to bfloat16 or TF32 by default; the backward pass must set the precision."""
   spec = Spec(L=8, H=2, dk=8, dv=8)
   for dtype, exact in (("float32", True), ("bfloat16", False)):
-    inputs = inputs_of(spec, dtype, values_decay=exact)
+    inputs = make_inputs(spec, dtype, values_decay=exact)
     f = lambda x: sum(y.astype("float32").sum() for y in linear_attention(**x, chunk=4))
     text = str(jax.make_jaxpr(jax.grad(f))(inputs))
-    products = [line for line in text.split("\n") if "precision=" in line]
-    assert products and all(("HIGHEST" in line) == exact for line in products)
+    matmuls = [line for line in text.split("\n") if "precision=" in line]
+    assert matmuls and all(("HIGHEST" in line) == exact for line in matmuls)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_float32_products_are_exact_on_every_platform():
 )
 def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
   with pytest.raises(ValueError, match=words):
-    linear_attention(**inputs_of(Spec(B=1, L=4, H=2, dk=8, dv=8)) | change)
+    linear_attention(**make_inputs(Spec(B=1, L=4, H=2, dk=8, dv=8)) | change)

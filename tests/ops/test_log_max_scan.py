@@ -12,7 +12,7 @@ from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 
 RNG = np.random.default_rng(0)
 B, D = 2, 3
-# Single tokens, an id that comes back; one segment.
+# Single-token segments and an id that recurs; one segment.
 IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
 
 
@@ -20,21 +20,21 @@ def draw(*shape):
   return RNG.standard_normal(shape)
 
 
-def by_hand(k, v, w, u, S0, ids):
+def plain_sums(k, v, w, u, S0, ids):
   """Plain sums of exponentials: (y, A, B)."""
   A, Z = S0[:, 0] * np.exp(S0[:, 2]), S0[:, 1] * np.exp(S0[:, 2])
   y = np.zeros_like(v)
   for t in range(k.shape[1]):
     if t and ids is not None:
-      begins = (ids[:, t] != ids[:, t - 1])[:, None]
-      A, Z = np.where(begins, 0, A), np.where(begins, 0, Z)
+      starts = (ids[:, t] != ids[:, t - 1])[:, None]
+      A, Z = np.where(starts, 0, A), np.where(starts, 0, Z)
     now = np.exp(u + k[:, t])
     y[:, t] = (A + now * v[:, t]) / (Z + now)
     A, Z = (np.exp(w) * x + np.exp(k[:, t]) * c for x, c in ((A, v[:, t]), (Z, 1)))
   return y, A, Z
 
 
-def inputs_of(L, packed, **changes):
+def make_inputs(L, packed, **changes):
   S0 = np.stack([draw(B, D), np.exp(draw(B, D)), draw(B, D)], axis=1)
   arrays = dict(k=draw(B, L, D), v=draw(B, L, D), w=-np.exp(draw(D)), u=draw(D), S0=S0) | changes
   inputs = jax.tree.map(jnp.asarray, arrays)
@@ -44,9 +44,9 @@ def inputs_of(L, packed, **changes):
 # Chunks that do and do not divide the length, one longer than it, and a single token.
 @pytest.mark.parametrize("L,chunk,packed", [(11, 4, True), (8, 4, False), (1, 4, False)])
 def test_equals_plain_sums_with_every_gradient(L, chunk, packed):
-  inputs = inputs_of(L, packed)
+  inputs = make_inputs(L, packed)
   arrays = [np.asarray(inputs[name]) for name in ("k", "v", "w", "u", "S0")]
-  y, A, Z = by_hand(*arrays, IDS[:, :L] if packed else None)
+  y, A, Z = plain_sums(*arrays, IDS[:, :L] if packed else None)
 
   def run(implementation):
     f = functools.partial(log_max_scan, chunk=chunk, implementation=implementation)
@@ -62,8 +62,8 @@ def test_equals_plain_sums_with_every_gradient(L, chunk, packed):
 
 
 def test_gradients_are_those_of_plain_sums():
-  """The unit is held fixed, so this is not what autodiff would do by itself."""
-  inputs = inputs_of(5, False)
+  """The unit is a constant for gradients, so finite differences check more than autodiff."""
+  inputs = make_inputs(5, False)
   step = 1e-6
   f = jax.jit(jax.value_and_grad(lambda x: log_max_scan(**x, chunk=4)[0].sum()))
   grads = f(inputs)[1]
@@ -75,16 +75,16 @@ def test_gradients_are_those_of_plain_sums():
 
 def test_exponents_have_no_bound():
   k = draw(B, 9, D) * 1e4
-  inputs = inputs_of(9, True, k=k, S0=np.asarray(empty_log_max_state(B, D, "float64")))
+  inputs = make_inputs(9, True, k=k, S0=np.asarray(empty_log_max_state(B, D, "float64")))
   inputs = {n: x.astype("float32") if n != "segment_ids" else x for n, x in inputs.items()}
   f = functools.partial(log_max_scan, chunk=4)
   got = with_gradients(f, ("y", "S"))(inputs, random_cotangents(f, inputs))
   assert all(np.isfinite(x).all() for x in got.values())
-  # An average is within what it averages.
+  # An average is within the range of the values.
   assert np.abs(got["y"]).max() <= np.abs(inputs["v"]).max() * 1.00001
 
 
-def test_refuses_in_one_sentence(no_type_checks):
+def test_errors_name_the_argument(no_type_checks):
   x, w = jnp.zeros((1, 2, 3)), jnp.zeros(3)
   for changes, words in (
     (dict(implementation="fast"), "implementation is 'fast', expected one of"),

@@ -1,4 +1,4 @@
-"""Long convolutions by FFT against the sum as it is written: values, gradients, segments."""
+"""Long convolutions by FFT against the direct sum: values, gradients, segments."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def draw(*shape, dtype="float64", seed=0):
 
 def segments(B, L):
   rng = np.random.default_rng(1)
-  # Ids come back, and differ between rows.
+  # Ids recur, and differ between sequences.
   return jnp.asarray(np.cumsum(rng.random((B, L)) < 0.05, axis=1) % 3, jnp.int32)
 
 
@@ -28,12 +28,12 @@ def value_and_gradients(f, *args):
   return run(*args)
 
 
-# Inside one block, and beyond the shortest halves that are transformed; filters of any length.
+# Inside one block, and beyond the shortest halves computed by FFT; filters of any length.
 @pytest.mark.parametrize("L,T,packed", [(9, 40, False), (140, 50, False), (133, 133, True)])
-def test_fft_equals_the_sum(L, T, packed):
+def test_fft_equals_the_direct_sum(L, T, packed):
   B, d, H = 2, 6, 3
   ids = segments(B, L) if packed else None
-  run = lambda form: lambda u, h: long_conv(u, h, segment_ids=ids, implementation=form)
+  run = lambda name: lambda u, h: long_conv(u, h, segment_ids=ids, implementation=name)
   args = draw(B, L, d), draw(T, H, seed=3)
   want = value_and_gradients(run("direct"), *args)
   for got, expected in zip(value_and_gradients(run(None), *args), want):
@@ -45,7 +45,7 @@ def test_fft_equals_the_sum(L, T, packed):
     assert got.dtype == jnp.float32 and rel_rms(got, expected) < 1e-5
 
 
-def test_the_sum_is_the_definition():
+def test_the_direct_sum_is_the_definition():
   u, h, ids = draw(1, 7, 4), draw(3, 2, seed=3), np.asarray([[5, 5, 5, 2, 2, 5, 5]])
   want = np.zeros((1, 7, 4))
   for t in range(7):
@@ -56,35 +56,35 @@ def test_the_sum_is_the_definition():
   np.testing.assert_allclose(got, want, atol=1e-14)
 
 
-def test_nothing_passes_from_later_tokens_or_other_segments():
+def test_causality_and_segments_are_exact():
   L = 40
   ids, u, h = segments(1, L), draw(1, L, 2, dtype="float32"), draw(L, 2, dtype="float32", seed=3)
-  seen = jax.jit(jax.jacrev(lambda u: long_conv(u, h, segment_ids=ids)[0, :, 0]))(u)[:, 0, :, 0]
+  jacobian = jax.jit(jax.jacrev(lambda u: long_conv(u, h, segment_ids=ids)[0, :, 0]))(u)[:, 0, :, 0]
   number = np.cumsum(np.diff(np.asarray(ids[0]), prepend=ids[0, 0]) != 0)
   allowed = np.tril(number[:, None] == number[None, :])
-  np.testing.assert_array_equal(np.asarray(seen)[~allowed], 0)
-  assert np.asarray(seen)[allowed].all() and number[-1] > 0
-  # A segment far too large for its neighbours' precision does not disturb them.
-  loud = u * jnp.where(jnp.asarray(number) == 0, 1e20, 1.0).astype(u.dtype)[None, :, None]
+  np.testing.assert_array_equal(np.asarray(jacobian)[~allowed], 0)
+  assert np.asarray(jacobian)[allowed].all() and number[-1] > 0
+  # A segment with huge values does not change the others, not even by rounding.
+  huge = u * jnp.where(jnp.asarray(number) == 0, 1e20, 1.0).astype(u.dtype)[None, :, None]
   run = jax.jit(lambda u: long_conv(u, h, segment_ids=ids))
-  got, want = (run(x)[:, number > 0] for x in (loud, u))
+  got, want = (run(x)[:, number > 0] for x in (huge, u))
   np.testing.assert_array_equal(got, want)
 
 
-def test_keys_by_values_equal_the_products():
+def test_outer_products_equal_an_attention_matrix():
   B, L, H, N = 2, 40, 2, 3
   ids = segments(B, L)
   q, k, v = (draw(B, L, H, N, seed=i) for i in range(3))
   h = draw(L, H, seed=3)
 
-  def products(q, k, v, h):
-    back = jnp.arange(L)[:, None] - jnp.arange(L)[None, :]
+  def quadratic(q, k, v, h):
+    lag = jnp.arange(L)[:, None] - jnp.arange(L)[None, :]
     number = jnp.cumsum(jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0))), axis=1)
-    mask = (back >= 0)[None] & (number[:, :, None] == number[:, None, :])
-    P = jnp.einsum("bthn,bjhn->btjh", q, k) * h[jnp.maximum(back, 0)][None]
+    mask = (lag >= 0)[None] & (number[:, :, None] == number[:, None, :])
+    P = jnp.einsum("bthn,bjhn->btjh", q, k) * h[jnp.maximum(lag, 0)][None]
     return jnp.einsum("btjh,bjhn->bthn", jnp.where(mask[..., None], P, 0), v)
 
-  want = value_and_gradients(products, q, k, v, h)
+  want = value_and_gradients(quadratic, q, k, v, h)
   run = lambda *args: long_conv_attention(*args, segment_ids=ids)
   for got, expected in zip(value_and_gradients(run, q, k, v, h), want):
     assert rel_rms(got, expected) < 1e-12

@@ -1,4 +1,4 @@
-"""Products with weights: gradients as JAX has them, in the dtypes that they should have."""
+"""`matmul` with weights: derivatives equal to JAX's, in the intended dtypes."""
 
 import re
 
@@ -24,9 +24,9 @@ def grads(product, x, kernel, d):
   return y, *pull(d.astype(y.dtype))
 
 
-def test_to_second_order_and_forwards():
+def test_second_order_and_forward_mode():
   x, kernel, d = inputs()
-  # Not linear in x or the kernel, so that second derivatives are of both.
+  # Nonlinear in x and the kernel, so that second derivatives are nonzero for both.
   loss = lambda product: lambda x, kernel: (jnp.sin(product(x, kernel)) * d).sum()
 
   def derivatives(function):
@@ -39,24 +39,24 @@ def test_to_second_order_and_forwards():
   jax.tree.map(close, derivatives(loss(matmul)), derivatives(loss(jnp.matmul)))
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_all_three_multiply_in_the_dtype_of_x(wide):
-  """And if the result is wide, gradients are summed in float32."""
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_all_three_matmuls_multiply_in_the_dtype_of_x(accumulate):
+  """With `accumulate`, result and gradients are summed in float32."""
   x, kernel, d = inputs()
-  product = lambda x, kernel: matmul(x, kernel, wide)
+  product = lambda x, kernel: matmul(x, kernel, accumulate)
   run = lambda x, kernel: grads(product, x, kernel, d)
   narrow = x.astype("bfloat16"), kernel.astype("float32")
   assert_close(*(dict(zip(NAMES, run(*args))) for args in (narrow, (x, kernel))), "bfloat16")
-  y = "float32" if wide else "bfloat16"
+  y = "float32" if accumulate else "bfloat16"
   assert [y.dtype for y in run(*narrow)] == [y, "bfloat16", "float32"]
   text = jax.jit(run).lower(*narrow).as_text()
   products = re.findall(r"dot_general.*: \((.*)\) -> tensor<[^>]*x(\w+)>", text)
   assert len(products) == 3 and not any("f32" in factors for factors, _ in products), products
-  assert {result for _, result in products} == {"f32" if wide else "bf16"}
+  assert {result for _, result in products} == {"f32" if accumulate else "bf16"}
 
 
-def test_results_can_be_kept_for_the_backward():
-  """A policy that keeps products sees this one: its backward multiplies only twice."""
+def test_checkpoint_policies_can_save_the_result():
+  """A policy that saves matmuls sees this one: the backward pass multiplies only twice."""
   x, kernel, _ = inputs()
   keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
   layer = jax.checkpoint(lambda x, kernel: jnp.sin(matmul(x, kernel)).sum(), policy=keep)

@@ -1,4 +1,4 @@
-"""A NaN reaches what may see its token and nothing else: in every form, in values and gradients."""
+"""NaN propagation: a NaN reaches only outputs and gradients that may depend on its token."""
 
 import functools
 
@@ -23,7 +23,7 @@ from tests.support.delta_rule import jax_inputs
 from tests.support.models import random_model
 
 L, T = 20, 11  # the NaN is at T, in a chunk's middle
-LENGTHS = (3, 5, 6, 6)  # segments; T is in the third, whose chunk holds others too
+LENGTHS = (3, 5, 6, 6)  # segments; T is in the third, whose chunk contains others too
 IDS = np.repeat([0, 1, 2, 0], LENGTHS)[None].astype(np.int32)
 OTHERS = np.repeat([True, True, False, True], LENGTHS)
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def only(inputs, names):
 
 DELTA = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="scalar"))
 VECTOR = random_inputs(Spec(L=L, H=2, dk=4, dv=6, gate="vector"))
-ROWS = dict(q=draw(2, 4), k=draw(1, 4), v=draw(1, 4))
+QKV = dict(q=draw(2, 4), k=draw(1, 4), v=draw(1, 4))
 SCAN = dict(u=draw(3), dt=np.abs(draw(3)), B=draw(2), C=draw(2))
 DPLR = only(VECTOR, ("q", "k", "v", "g", "S0")) | dict(a=0.3 * draw(2, 4), b=0.3 * draw(2, 4))
 A = jnp.asarray(-np.abs(RNG.standard_normal((3, 2))))
@@ -49,7 +49,7 @@ def attend_to_cache(**x):
   return cached_attention(**x, cache=init_cache(1, L, 1, 4, "float64"))
 
 
-# The inputs whose token writes what later ones see, then those that only read.
+# Operator, its inputs, and the input that only reads: later tokens do not depend on it.
 FORMS = {
   "delta recurrent": (functools.partial(delta_rule, implementation="recurrent"), DELTA, "q"),
   "delta parallel": (functools.partial(delta_rule, implementation="parallel"), DELTA, "q"),
@@ -63,9 +63,9 @@ FORMS = {
     only(VECTOR, ("q", "k", "v", "g")),
     "q",
   ),
-  "attention": (lambda **x: (causal_attention(**x), 0.0), ROWS, "q"),
-  "window": (lambda **x: (causal_attention(**x, window=4), 0.0), ROWS, "q"),
-  "cache": (lambda **x: (attend_to_cache(**x)[0], 0.0), ROWS, "q"),
+  "attention": (lambda **x: (causal_attention(**x), 0.0), QKV, "q"),
+  "window": (lambda **x: (causal_attention(**x, window=4), 0.0), QKV, "q"),
+  "cache": (lambda **x: (attend_to_cache(**x)[0], 0.0), QKV, "q"),
   "scan recurrent": (
     functools.partial(selective_scan, A=A, implementation="recurrent"),
     SCAN,
@@ -98,13 +98,13 @@ def test_operators(name):
     np.testing.assert_array_equal(S2, S, err_msg=which)
     np.testing.assert_array_equal(alone2[:, :T], alone[:, :T], err_msg=which)
     assert np.isnan(alone2[:, T]).all(), which
-    # What follows sees it too, unless the token only reads.
+    # Later tokens depend on it too, unless the input only reads.
     assert np.isnan(alone2[:, T + 1]).all() == (which != reader), which
     for of, x in grads.items():
       np.testing.assert_allclose(grads2[of][:, OTHERS], x[:, OTHERS], rtol=1e-9, atol=1e-12)
 
 
-def test_a_spoiled_state_is_of_the_first_document():
+def test_a_nonfinite_state_affects_only_the_first_segment():
   for name in ("delta parallel", "linear chunkwise", "dplr chunkwise"):
     f, inputs, _ = FORMS[name]
     inputs = jax.tree.map(jnp.asarray, dict(inputs))
@@ -116,7 +116,7 @@ def test_a_spoiled_state_is_of_the_first_document():
 
 @pytest.mark.parametrize("family", ["deltanet", "gla-conv", "mamba", "mlstm", "transformer"])
 def test_models(family):
-  """One token's embedding is NaN: earlier logits and other segments do not know of it."""
+  """With one NaN embedding, earlier logits and other segments are unchanged."""
   changes = dict(implementation="recurrent") if family == "deltanet" else {}
   changes |= dict(vocab=11, width=8, depth=1, mlp_ratio=0.0)
   model = random_model(preset(f"{family}-tiny", **changes))
@@ -124,15 +124,15 @@ def test_models(family):
   run = jax.jit(lambda model: (model(tokens), model(tokens, jnp.asarray(IDS))))
   alone, packed = run(model)
   model.embedding[...] = model.embedding[...].at[10].set(jnp.nan)
-  spoiled, spoiled_packed = run(model)
-  np.testing.assert_array_equal(spoiled[:, :T], alone[:, :T])
-  assert np.isnan(spoiled[:, T:]).all()
-  np.testing.assert_array_equal(spoiled_packed[:, OTHERS], packed[:, OTHERS])
+  nan, nan_packed = run(model)
+  np.testing.assert_array_equal(nan[:, :T], alone[:, :T])
+  assert np.isnan(nan[:, T:]).all()
+  np.testing.assert_array_equal(nan_packed[:, OTHERS], packed[:, OTHERS])
 
 
 @pytest.mark.parametrize("gate", ["scalar", "vector"])
 @pytest.mark.parametrize("form", ["chunkwise", "parallel"])
-def test_a_gate_of_minus_infinity_forgets(gate, form):
+def test_a_gate_of_minus_infinity_resets_the_state(gate, form):
   inputs = jax_inputs(Spec(B=1, L=12, H=2, dk=4, gate=gate), dtype="float32")
   inputs["g"] = inputs["g"].at[:, 7].set(-jnp.inf)
   runs = {name: delta_rule(**inputs, implementation=name)[0] for name in ("recurrent", form)}

@@ -1,4 +1,4 @@
-"""Norms, rotary positions, short convolution and elementwise scan against float64 NumPy loops."""
+"""Norms, RoPE, short convolution, selective scan, logcumsumexp against float64 NumPy loops."""
 
 import functools
 
@@ -23,7 +23,7 @@ from deltanet_jax.ops.segments import segment_positions
 from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 
 RNG = np.random.default_rng(0)
-# Segments of two rows of 11 tokens: single tokens, an id that comes back, one segment.
+# Segments of two sequences of 11 tokens: single tokens, an id that recurs, one segment.
 IDS = np.array([[4, 4, 4, 7, 4, 4, 4, 4, 4, 2, 0], [1] * 11], np.int32)
 
 
@@ -31,7 +31,7 @@ def draw(*shape):
   return RNG.standard_normal(shape)
 
 
-def begins(ids):
+def starts(ids):
   return np.concatenate([np.zeros((len(ids), 1), bool), ids[:, 1:] != ids[:, :-1]], axis=1)
 
 
@@ -59,8 +59,8 @@ def test_norms():
 
 
 @pytest.mark.parametrize("dtype,limit", [("float32", 5e-7), ("bfloat16", 4e-3)])
-def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit):
-  """Sums and copies by products with zeros and ones: values and gradients as of float64."""
+def test_per_head_norms_on_tpu(dtype, limit):
+  """Reductions by matmuls with 0/1 matrices: values and gradients against float64."""
   x, d, scale = draw(3, 7, 4 * 16) * 50 + 20, draw(3, 7, 4 * 16), draw(16)
 
   def run(dtype):
@@ -78,16 +78,16 @@ def test_norms_of_heads_as_a_tpu_takes_them(dtype, limit):
   want = run("float64")
   with compiling_for("tpu"):
     got = run(dtype)
-  for one, right in zip(got, want):
-    assert rel_rms(one, right) < limit
+  for x, expected in zip(got, want):
+    assert rel_rms(x, expected) < limit
 
 
-def test_wide_dtype_takes_names_too():
+def test_accum_dtype_accepts_names():
   assert accum_dtype("float64") == accum_dtype(jnp.float64) == jnp.float64
   assert accum_dtype("bfloat16") == accum_dtype(jnp.dtype("float32")) == jnp.float32
 
 
-def test_rope_turns_pairs():
+def test_rope_rotates_pairs():
   x, position = draw(2, 3, 2, 6), np.array([[0, 1, 5], [7, 0, 100_000]], np.int32)
   z = x[..., :3] + 1j * x[..., 3:]
   z = z * np.exp(1j * position[:, :, None, None] * 50.0 ** (-np.arange(3) / 3))
@@ -97,7 +97,7 @@ def test_rope_turns_pairs():
     rope(jnp.zeros((1, 1, 1, 5)), jnp.zeros((1, 1), jnp.int32))
 
 
-def test_positions_start_again_with_each_document():
+def test_positions_restart_with_each_segment():
   start = jnp.asarray([5, 2], jnp.int32)
   got = segment_positions(start, 11, jnp.asarray(IDS))
   np.testing.assert_array_equal(got[0], [5, 6, 7, 0, 0, 1, 2, 3, 4, 0, 0])
@@ -105,18 +105,18 @@ def test_positions_start_again_with_each_document():
   np.testing.assert_array_equal(segment_positions(start, 2), [[5, 6], [2, 3]])
 
 
-def conv_by_hand(x, kernel, bias, state, ids):
-  """One token at a time, with the last W - 1 inputs as the state."""
+def numpy_conv(x, kernel, bias, state, ids):
+  """Convolve one token at a time, with the last W - 1 inputs as the state."""
   y = np.zeros_like(x)
   for b in range(x.shape[0]):
-    held = state[b].copy()
+    window = state[b].copy()
     for t in range(x.shape[1]):
-      if ids is not None and begins(ids)[b, t]:
-        held[:] = 0
-      held = np.concatenate([held, x[b, t : t + 1]])
-      y[b, t] = (kernel * held).sum(axis=0) + bias
-      held = held[1:]
-    state[b] = held
+      if ids is not None and starts(ids)[b, t]:
+        window[:] = 0
+      window = np.concatenate([window, x[b, t : t + 1]])
+      y[b, t] = (kernel * window).sum(axis=0) + bias
+      window = window[1:]
+    state[b] = window
   return y, state
 
 
@@ -126,7 +126,7 @@ def conv_by_hand(x, kernel, bias, state, ids):
 def test_short_conv(W, packed, L):
   x, kernel, bias, state = draw(2, L, 3), draw(W, 3), draw(3), draw(2, W - 1, 3)
   ids = IDS[:, :L] if packed else None
-  want, after = conv_by_hand(x, kernel, bias, state.copy(), ids)
+  want, after = numpy_conv(x, kernel, bias, state.copy(), ids)
   options = dict(bias=jnp.asarray(bias), segment_ids=None if ids is None else jnp.asarray(ids))
   arrays = (jnp.asarray(y) for y in (x, kernel, state))
   got, got_after = jax.jit(lambda x, kernel, state: short_conv(x, kernel, state=state, **options))(
@@ -136,16 +136,16 @@ def test_short_conv(W, packed, L):
   np.testing.assert_array_equal(got_after, after)
 
 
-def test_short_conv_refuses_another_state(no_type_checks):
+def test_short_conv_rejects_a_state_of_the_wrong_shape(no_type_checks):
   with pytest.raises(ValueError, match=r"state has shape \(2, 1, 3\), expected .* \[2, 3, 3\]"):
     short_conv(jnp.zeros((2, 5, 3)), jnp.zeros((4, 3)), state=jnp.zeros((2, 1, 3)))
 
 
-def scan_by_hand(u, dt, A, B, C, D, S, ids):
+def numpy_scan(u, dt, A, B, C, D, S, ids):
   y = []
   for t in range(u.shape[1]):
     if ids is not None:
-      S = np.where(begins(ids)[:, t, None, None], 0, S)
+      S = np.where(starts(ids)[:, t, None, None], 0, S)
     wrote = (dt[:, t] * u[:, t])[:, :, None] * B[:, t, None]
     S = np.exp(dt[:, t, :, None] * A) * S + wrote
     y.append((S * C[:, t, None]).sum(axis=-1) + D * u[:, t])
@@ -157,12 +157,12 @@ def scan_by_hand(u, dt, A, B, C, D, S, ids):
   "L,chunk,packed", [(11, 4, False), (11, 4, True), (8, 4, True), (11, 64, True), (1, 4, False)]
 )
 def test_selective_scan(L, chunk, packed):
-  # Steps of 0 and steps that forget everything among others.
+  # Includes steps of 0, and steps so large that the state is forgotten.
   dt, A = RNG.choice([0.0, 0.3, 1.0, 1e4], (2, L, 3)), -np.exp(draw(3, 2))
   arrays = dict(u=draw(2, L, 3), dt=dt, A=A, B=draw(2, L, 2), C=draw(2, L, 2), D=draw(3))
   arrays["S0"] = draw(2, 3, 2)
   ids = IDS[:, :L] if packed else None
-  want, after = scan_by_hand(*arrays.values(), ids)
+  want, after = numpy_scan(*arrays.values(), ids)
   inputs = jax.tree.map(jnp.asarray, arrays)
   if packed:
     inputs["segment_ids"] = jnp.asarray(ids)
@@ -171,17 +171,17 @@ def test_selective_scan(L, chunk, packed):
     f = functools.partial(selective_scan, chunk=chunk, implementation=implementation)
     return with_gradients(f, ("y", "S"))(inputs, random_cotangents(f, inputs))
 
-  with compiling_for("gpu"):  # chunks at once, which a CPU takes token by token
-    at_once = run("chunkwise")
+  with compiling_for("gpu"):  # an associative scan per chunk; a CPU scans over tokens
+    associative = run("chunkwise")
   got, by_token = run("chunkwise"), run("recurrent")
-  assert max(rel_rms(x["y"], want) for x in (got, at_once, by_token)) < 1e-13
-  assert max(rel_rms(x["S"], after) for x in (got, at_once, by_token)) < 1e-13
+  assert max(rel_rms(x["y"], want) for x in (got, associative, by_token)) < 1e-13
+  assert max(rel_rms(x["S"], after) for x in (got, associative, by_token)) < 1e-13
   assert len(got) == 2 + len(arrays)
   for name, x in by_token.items():
-    assert max(rel_rms(got[name], x), rel_rms(at_once[name], x)) < 1e-12, name
+    assert max(rel_rms(got[name], x), rel_rms(associative[name], x)) < 1e-12, name
 
 
-def test_selective_scan_refuses_in_one_sentence(no_type_checks):
+def test_selective_scan_errors_name_the_argument(no_type_checks):
   x, A, B = jnp.zeros((1, 2, 3)), jnp.zeros((3, 4)), jnp.zeros((1, 2, 4))
   for changes, words in (
     (dict(implementation="fast"), "implementation is 'fast', expected one of"),
@@ -194,7 +194,7 @@ def test_selective_scan_refuses_in_one_sentence(no_type_checks):
 
 
 def test_logcumsumexp():
-  """Against sums in NumPy: with a state, segments, and numbers whose exponentials overflow."""
+  """Against NumPy sums: with a state, segments, and exponents that overflow."""
   rng = np.random.default_rng(0)
   x, z0 = 30 * rng.standard_normal((2, 11, 2, 3)), rng.standard_normal((2, 2, 3))
   ids = np.repeat([4, 1, 4], [3, 1, 7])[None].repeat(2, axis=0)
@@ -204,10 +204,10 @@ def test_logcumsumexp():
   packed = np.concatenate([want[:, :3], np.log(e[:, 3:4]), np.log(np.cumsum(e[:, 4:], 1))], axis=1)
   got = logcumsumexp(jnp.asarray(x), z0=jnp.asarray(z0), segment_ids=jnp.asarray(ids))
   assert rel_rms(got, packed) < 1e-14
-  # d z_L / d x_t = e^{x_t - z_L}, and no more than float32 holds is ever exponentiated.
-  wild = jnp.asarray(100 * x, jnp.float32)
-  grads = jax.grad(lambda x: logcumsumexp(x)[:, -1].sum())(wild)
-  np.testing.assert_allclose(grads, jax.nn.softmax(wild, axis=1), atol=1e-6)
+  # d z_L / d x_t = e^{x_t - z_L}; no exponential overflows float32.
+  large = jnp.asarray(100 * x, jnp.float32)
+  grads = jax.grad(lambda x: logcumsumexp(x)[:, -1].sum())(large)
+  np.testing.assert_allclose(grads, jax.nn.softmax(large, axis=1), atol=1e-6)
 
 
 def test_logcumsumexp_of_wrong_shapes_is_a_clear_error(no_type_checks):

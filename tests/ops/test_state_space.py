@@ -16,7 +16,7 @@ def inputs(L):
   real = rng.standard_normal
   draw = lambda *shape: jnp.asarray(real(shape) + 1j * real(shape))
   u = jnp.asarray(rng.standard_normal((B, L, D)))
-  # Some states forget within the row, some hardly.
+  # Some states decay within the sequence, some hardly at all.
   log_A = jnp.asarray(-(10.0 ** rng.uniform(-3, 0, (D, N))) + 1j * real((D, N)))
   return dict(u=u, log_A=log_A, B=draw(D, N), C=draw(D, N), S0=draw(B, D, N))
 
@@ -42,10 +42,10 @@ def test_convolution_equals_recurrence(L, packed):
   errors = jax.tree.map(rel_error, value_and_gradients(x, None, ids), want)
   assert max(jax.tree.leaves(errors)) < 1e-11, errors
   if packed:
-    narrow = {
+    float32 = {
       name: z.astype(jnp.float32 if name == "u" else jnp.complex64) for name, z in x.items()
     }
-    y, S, _ = value_and_gradients(narrow, None, ids)
+    y, S, _ = value_and_gradients(float32, None, ids)
     assert y.dtype == jnp.float32 and S.dtype == jnp.complex64
     assert rel_error(y, want[0]) < 1e-5 and rel_error(S, want[1]) < 1e-5
 

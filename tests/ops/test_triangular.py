@@ -21,8 +21,8 @@ def from_keys(keys, beta, C, n=3):
 @pytest.mark.parametrize("C", [1, 2, 3, 16, 37, 64, 128])
 @pytest.mark.parametrize("keys", ["random", "identical", "nearly identical"])
 @pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_rounding_grows_with_the_size_alone(C, keys, beta):
-  """On matrices that beta 2 makes alternate, up to the rounding of one product's sums."""
+def test_rounding_error_grows_only_with_the_size(C, keys, beta):
+  """Also for the alternating inverses of beta = 2, up to the rounding of one matmul's sums."""
   A = from_keys(keys, beta, C).astype(np.float32).astype(np.float64)
   want = np.linalg.inv(np.eye(C) + A)
   assert rel_rms(unit_lower_inverse(jnp.asarray(A, jnp.float32)), want) < 2e-7 * C
@@ -49,6 +49,6 @@ def test_gradient_rule():
 
 
 @pytest.mark.parametrize("A", [jnp.zeros((3,)), jnp.zeros((3, 4)), jnp.zeros((3, 3), int)])
-def test_wrong_input_is_named(A):
+def test_error_names_the_input(A):
   with pytest.raises((ValueError, TypeError), match="A"):
     unit_lower_inverse(A)

@@ -1,4 +1,4 @@
-"""Running `delta_rule` with all its gradients, shared by the tests of every implementation."""
+"""`delta_rule` with all its gradients, shared by the tests of every implementation."""
 
 import functools
 
@@ -11,11 +11,12 @@ from deltanet_jax.ops.testing import Spec, cast, random_cotangents, random_input
 
 
 def jax_inputs(spec: Spec, *args, **kwargs) -> dict[str, jax.Array]:
+  """`random_inputs` as JAX arrays."""
   return jax.tree.map(jnp.asarray, random_inputs(spec, *args, **kwargs))
 
 
 def value_and_grads(inputs: dict, dtype: str, **options) -> dict[str, np.ndarray]:
-  """o, S and the gradient of every input, for random cotangents on both outputs."""
+  """Return o, S and the gradient of every input, for random cotangents of both outputs."""
   rule = functools.partial(delta_rule, **options)
   inputs = cast(inputs, dtype)
   outputs = with_gradients(rule)(inputs, random_cotangents(rule, inputs))
@@ -26,7 +27,7 @@ def value_and_grads(inputs: dict, dtype: str, **options) -> dict[str, np.ndarray
 
 @functools.cache
 def reference(spec: Spec, dtype: str = "float64", **options):
-  """The float64 recurrence, at inputs first rounded to `dtype`."""
+  """Return inputs rounded to `dtype`, and the float64 recurrence with gradients at them."""
   rounded = {
     name: x if name == "segment_ids" else np.asarray(x, np.float64)
     for name, x in cast(random_inputs(spec), dtype).items()

@@ -1,4 +1,4 @@
-"""Text to tokens on disk, and packed rows of them."""
+"""Text corpora: tokenization to shards on disk, and batches of packed sequences."""
 
 from deltanet_jax.data.corpus.planted_recall import PlantedRecallText
 from deltanet_jax.data.corpus.shards import Corpus, Split, open_corpus

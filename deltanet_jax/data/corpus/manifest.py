@@ -1,4 +1,4 @@
-"""What a prepared corpus says of itself: `manifest.json`, written last."""
+"""Manifest of a prepared corpus: `manifest.json`, written last."""
 
 import dataclasses
 import json
@@ -6,28 +6,30 @@ import pathlib
 
 FILE = "manifest.json"
 VERSION = 2
-START = "<i8"  # of the indices
+START = "<i8"  # dtype of document offsets in .idx files
 
 
 def token_dtype(vocab: int) -> str:
-  """Of the shards: two bytes where ids fit."""
+  """Return the dtype of tokens on disk: uint16 if the vocabulary fits, else uint32."""
   return "<u2" if vocab <= 1 << 16 else "<u4"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-  """`name`.bin holds the tokens of whole documents, `name`.idx where each of them begins."""
+  """`name`.bin has the tokens of complete documents, `name`.idx the offset of each document."""
 
   name: str
   tokens: int
   documents: int
-  bytes: int  # of the text in UTF-8
+  bytes: int  # UTF-8 text
   bin_sha256: str
   idx_sha256: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitInfo:
+  """Shards of one split and their totals."""
+
   tokens: int
   documents: int
   bytes: int
@@ -35,7 +37,7 @@ class SplitInfo:
 
   @classmethod
   def of(cls, shards: list[Shard]) -> "SplitInfo":
-    """Sums over shards."""
+    """Return the totals of shards."""
     total = lambda name: sum(getattr(shard, name) for shard in shards)
     return cls(
       tokens=total("tokens"), documents=total("documents"), bytes=total("bytes"), shards=shards
@@ -44,23 +46,23 @@ class SplitInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """All that the tokens depend on, besides the text itself."""
+  """All settings and inputs that determine the tokens of a corpus."""
 
-  tokenizer: str  # its name, or the file in this folder that it is read from
+  tokenizer: str  # its name, or its file in the corpus folder
   tokenizer_hash: str
   vocab: int
   bos: int
-  eos: int | None  # that ends each document, if any does
-  validation: float  # share of the text's bytes; 0 if it has input of its own
+  eos: int | None  # appended to each document; None for no EOS
+  validation: float  # fraction of the text's bytes; 0 if validation has separate input files
   seed: int
   shard_tokens: int
   text_field: str
-  sources: list[tuple[str, str]]  # names and sha256 of the input files
+  sources: list[tuple[str, str]]  # name and SHA-256 of each input file
   validation_sources: list[tuple[str, str]]
   version: int = VERSION
 
   def different(self, other: "Recipe") -> list[str]:
-    """Names of what is not the same; of the input only the content counts, in its order."""
+    """Return names of fields that differ; input files are compared by content, not by name."""
     values = [dataclasses.asdict(recipe) for recipe in (self, other)]
     for one in values:
       for name in ("sources", "validation_sources"):
@@ -70,6 +72,8 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
+  """Contents of `manifest.json`."""
+
   recipe: Recipe
   dropped: int  # documents without text
   train: SplitInfo
@@ -77,7 +81,7 @@ class Manifest:
 
 
 def recipe_from(values: dict) -> Recipe:
-  """A recipe from JSON."""
+  """Build a recipe from JSON values."""
   lists = {name: [tuple(x) for x in values[name]] for name in ("sources", "validation_sources")}
   return Recipe(**values | lists)
 
@@ -87,12 +91,12 @@ def _split_from(values: dict) -> SplitInfo:
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
-  """The manifest of a finished corpus."""
+  """Read the manifest of a complete corpus."""
   path = folder / FILE
   if not path.is_file():
     raise FileNotFoundError(
-      f"{folder} has no {FILE}: it is no prepared corpus, or one whose preparation did not finish; "
-      "run experiments.prepare_data (again, with the same flags)."
+      f"{folder} has no {FILE}: it is not a prepared corpus, or its preparation is incomplete. Run"
+      " experiments.prepare_data; with the same flags it resumes."
     )
   try:
     values = json.loads(path.read_text())
@@ -106,4 +110,6 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
       )
   except (ValueError, KeyError, TypeError) as e:
     raise ValueError(f"{path} is damaged ({e!r}): delete {folder} and prepare it again.") from e
-  raise ValueError(f"{path} has format {version}, this program reads {VERSION}: prepare it again.")
+  raise ValueError(
+    f"{path} has format version {version}, expected {VERSION}: prepare the corpus again."
+  )

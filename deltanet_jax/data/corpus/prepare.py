@@ -1,7 +1,7 @@
-"""Text files to a prepared corpus: documents shuffled on disk, tokenized, written in shards.
+"""Prepare a corpus from text files: shuffle documents on disk, tokenize them, write shards.
 
-Interrupted, it goes on where it was: `.partial` in the output keeps the buckets and the
-list of finished shards, and the manifest is written last.
+An interrupted preparation resumes: `.partial` in the output folder stores the shuffle buckets and
+the list of completed shards, and the manifest is written last.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -19,111 +20,131 @@ from deltanet_jax import files
 from deltanet_jax.data.corpus import manifest as manifests
 from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
 from deltanet_jax.data.corpus.shards import check_files
-from deltanet_jax.data.corpus.shuffle import Dealt, deal, is_whole
-from deltanet_jax.data.corpus.split import Document, Part, hold_out, whole
+from deltanet_jax.data.corpus.shuffle import BucketInfo, is_complete, write_buckets
+from deltanet_jax.data.corpus.split import (
+  Document,
+  SplitDocuments,
+  all_documents,
+  split_validation,
+)
 from deltanet_jax.data.corpus.text import Paths, Source, find_sources
 from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
 
 _PARTIAL = ".partial"
+_BUCKETS = "dealt.json"  # written when the buckets are complete
 _GROUP = 1 << 22  # bytes of text tokenized at a time
+
+
+class _Input(NamedTuple):
+  """Input of one split: the path that the user gave, and the text files found there."""
+
+  path: str | pathlib.Path
+  sources: list[Source]
 
 
 def _check_settings(tokenizer: Tokenizer, validation: float, eos: bool, shard_tokens: int):
   if not 0 <= validation < 1:
-    raise ValueError(f"validation is {validation}, expected a share from 0 to below 1.")
+    raise ValueError(f"validation is {validation}, expected a fraction from 0 to below 1.")
   if eos and tokenizer.eos is None:
-    raise ValueError(f"The tokenizer {tokenizer.name!r} has no eos for documents: set eos=False.")
+    raise ValueError(f"The tokenizer {tokenizer.name!r} has no EOS token: set eos=False.")
   if shard_tokens < 1:
-    raise ValueError(f"shard_tokens is {shard_tokens}, expected a positive number.")
+    raise ValueError(f"shard_tokens is {shard_tokens}, expected at least 1.")
 
 
 def _check_same(folder: pathlib.Path, old: Recipe, new: Recipe):
   if different := new.different(old):
     raise ValueError(
-      f"{folder} was prepared, or begun, with other settings ({', '.join(different)}): "
-      "use the same ones, another output, or delete the folder."
+      f"{folder} was prepared with other settings ({', '.join(different)}): use the same settings,"
+      " choose another output, or delete the folder."
     )
 
 
 def _check_output(output: pathlib.Path):
-  """Refuses a folder with files of something else."""
+  """Raise ValueError if the output is a file, or a folder with unrelated files."""
   if output.exists() and not output.is_dir():
-    raise ValueError(f"{output} is a file: give a folder as output.")
-  if output.is_dir() and not (output / _PARTIAL / "dealt.json").is_file():
+    raise ValueError(f"{output} is a file, expected a folder for the output.")
+  if output.is_dir() and not (output / _PARTIAL / _BUCKETS).is_file():
     foreign = sorted(p.name for p in output.iterdir() if p.name != _PARTIAL)
     if foreign:
       raise ValueError(
-        f"{output} holds files of something else, like {foreign[0]}: give a new or empty folder."
+        f"{output} has unrelated files such as {foreign[0]}, expected a new or empty folder."
       )
 
 
-def _find(path: Paths, report: Callable[[str], None]) -> list[Source]:
-  """The input files of a folder; tells what else lies there."""
+def _find(path: Paths, report: Callable[[str], None]) -> _Input:
+  """Find the text files of a file or folder, and report skipped files."""
   sources, skipped = find_sources(path)
   if skipped:
     more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
     report(
-      f"{path}: {len(sources)} files are read, {len(skipped)} are left out:"
-      f" {', '.join(skipped[:5])}{more} (read are .txt, .md, .json, .jsonl,"
+      f"{path}: reading {len(sources)} files, skipping {len(skipped)}:"
+      f" {', '.join(skipped[:5])}{more} (supported: .txt, .md, .json, .jsonl,"
       " .parquet, .arrow and text without suffix)"
     )
-  return sources
+  single = isinstance(path, str | pathlib.Path)
+  return _Input(path if single else ", ".join(map(str, path)), sources)
 
 
 def _checksums(sources: list[Source]) -> list[tuple[str, str]]:
-  """Name and sha256 of each file."""
+  """Return name and SHA-256 of each file."""
   bar = tqdm(sources, desc="checksums", unit="file", disable=not sources)
   return [(source.name, files.sha256(source.path)) for source in bar]
 
 
-def _deal_once(inputs: dict[str, list[Source]], recipe: Recipe, partial: pathlib.Path) -> dict:
-  """What the buckets of each input hold, filling them unless that was finished before."""
-  done = partial / "dealt.json"
+def _shuffle(
+  inputs: dict[str, _Input], recipe: Recipe, partial: pathlib.Path
+) -> dict[str, BucketInfo]:
+  """Write the buckets of each input, unless they are already complete."""
+  done = partial / _BUCKETS
   if done.is_file():
     stored = json.loads(done.read_text())
     if stored["recipe"]["version"] != recipe.version:
       raise ValueError(
-        f"{partial.parent} was begun by another version: delete it and prepare it again."
+        f"{partial.parent} was started by another version of deltanet-jax: delete it and prepare it"
+        " again."
       )
     _check_same(partial.parent, manifests.recipe_from(stored["recipe"]), recipe)
-    dealt = {name: Dealt(**values) for name, values in stored["dealt"].items()}
-    if not all(is_whole(partial / name, one) for name, one in dealt.items()):
-      raise ValueError(f"{partial} has lost data: delete {partial.parent} and prepare it again.")
-    return dealt
-  dealt = {}
-  for name, sources in inputs.items():
+    buckets = {name: BucketInfo(**values) for name, values in stored["dealt"].items()}
+    if not all(is_complete(partial / name, info) for name, info in buckets.items()):
+      raise ValueError(f"{partial} is incomplete: delete {partial.parent} and prepare it again.")
+    return buckets
+  buckets = {}
+  for name, (path, sources) in inputs.items():
     (partial / name).mkdir(exist_ok=True)
-    dealt[name] = one = deal(sources, recipe.text_field, recipe.seed, partial / name)
-    if not one.documents:
-      raise ValueError(f"the input for {name} has no document with text ({one.dropped} without).")
-  # Finds out whether the share can be held out, before anything says that this is done.
-  _parts(dealt, recipe, partial)
-  stored = {name: dataclasses.asdict(one) for name, one in dealt.items()}
+    info = write_buckets(sources, recipe.text_field, recipe.seed, partial / name)
+    if not info.documents:
+      raise ValueError(f"{path} has no text ({info.dropped} empty documents).")
+    buckets[name] = info
+  # Raises if the validation fraction cannot be split off, before the buckets count as complete.
+  _split(buckets, recipe, partial)
+  stored = {name: dataclasses.asdict(info) for name, info in buckets.items()}
   files.write_json(done, {"recipe": dataclasses.asdict(recipe), "dealt": stored})
-  return dealt
+  return buckets
 
 
-def _parts(dealt: dict[str, Dealt], recipe: Recipe, partial: pathlib.Path) -> dict[str, Part]:
-  """The documents of each split."""
-  if "validation" in dealt:
-    return {name: whole(partial / name, dealt[name]) for name in ("validation", "train")}
-  return hold_out(partial / "train", dealt["train"], recipe.validation)
+def _split(
+  buckets: dict[str, BucketInfo], recipe: Recipe, partial: pathlib.Path
+) -> dict[str, SplitDocuments]:
+  """Return the documents of each split."""
+  if "validation" in buckets:
+    return {name: all_documents(partial / name, buckets[name]) for name in ("validation", "train")}
+  return split_validation(partial / "train", buckets["train"], recipe.validation)
 
 
-def _tokenized(
+def _tokenize(
   documents: Iterator[Document],
   tokenizer: Tokenizer,
   eos: int | None,
   progress: Callable[[int], None],
 ) -> Iterator[tuple[np.ndarray, int]]:
-  """Tokens of each document, bos first and eos last, and the bytes of its text."""
+  """Yield the tokens of each document, with BOS and EOS, and the size of its text in bytes."""
   dtype = manifests.token_dtype(tokenizer.vocab)
   group, size = [], 0
   for document in itertools.chain(documents, [None]):
     if document is not None:
       group.append(document)
       size += len(document.text)
-    # A few megabytes at a time, which the tokenizer may spread over cores.
+    # In groups of a few megabytes: the tokenizer may use all cores.
     if document is None or size >= _GROUP:
       encoded = tokenizer.encode_many([one.text.decode() for one in group])
       progress(size)
@@ -136,7 +157,7 @@ def _tokenized(
 def _write_shard(
   name: str, documents: Iterator[tuple[np.ndarray, int]], limit: int, partial: pathlib.Path
 ) -> Shard:
-  """Writes documents until there are `limit` tokens or no more documents."""
+  """Write one shard: documents until it has `limit` tokens or there are no more."""
   hashed, starts, tokens, text_bytes = hashlib.sha256(), [], 0, 0
   with open(partial / f"{name}.bin", "wb") as file:
     while tokens < limit and (document := next(documents, None)):
@@ -162,19 +183,17 @@ def _write_shard(
 
 
 def _write_shards(
-  recipe: Recipe, tokenizer: Tokenizer, parts: dict[str, Part], partial: pathlib.Path
+  recipe: Recipe, tokenizer: Tokenizer, splits: dict[str, SplitDocuments], partial: pathlib.Path
 ) -> dict[str, SplitInfo]:
-  """Both splits, going on after the shards already there."""
+  """Write the shards of both splits, resuming after those already complete."""
   journal = partial / "shards.json"
-  shards = {split: [] for split in parts}
+  shards = {split: [] for split in splits}
   if journal.is_file():
     stored = json.loads(journal.read_text())
     shards = {split: [Shard(**shard) for shard in stored[split]] for split in shards}
-  total = sum(
-    dealt.bytes for dealt in {part.folder: part.dealt for part in parts.values()}.values()
-  )
+  buckets = {split.folder: split.buckets for split in splits.values()}
   bar = tqdm(
-    total=total,
+    total=sum(info.bytes for info in buckets.values()),
     initial=SplitInfo.of([shard for split in shards for shard in shards[split]]).bytes,
     desc="writing tokens",
     unit="B",
@@ -184,8 +203,8 @@ def _write_shards(
   with bar:
     for split, own in shards.items():
       done = SplitInfo.of(own).documents
-      left = parts[split].count - done
-      documents = _tokenized(parts[split].documents(done), tokenizer, recipe.eos, bar.update)
+      left = splits[split].count - done
+      documents = _tokenize(splits[split].documents(done), tokenizer, recipe.eos, bar.update)
       while left:
         own.append(_write_shard(f"{split}-{len(own):05}", documents, recipe.shard_tokens, partial))
         left -= own[-1].documents
@@ -205,35 +224,42 @@ def prepare(
   text_field: str = "text",
   report: Callable[[str], None] = print,
 ) -> Manifest:
-  """Writes the corpus of a file or folder; again with the same settings, checks what is there.
+  """Prepare a tokenized corpus from a text file or a folder of them.
+
+  Rerunning with the same settings resumes an interrupted preparation, or verifies the checksums of
+  a complete corpus.
 
   Args:
-    source: a file, a folder, a glob pattern, a folder of Hugging Face `datasets`, or several.
-    validation: share of the text's bytes that is held out, or a file or folder of its own.
-    eos: whether documents end with a token that a model learns to stop at.
-    shard_tokens: a shard ends with the document that reaches so many.
-    text_field: field of JSON objects, or column of Parquet and Arrow files, with the text.
-    report: called with one line of text, about files that are left out.
+    source: Text, Markdown, JSON or JSON lines file, possibly compressed, Parquet or Arrow file, a
+      folder of them, a folder of Hugging Face `datasets`, a glob pattern, or several of these.
+    output: New or empty folder.
+    tokenizer: Encodes the documents; its files are saved with the corpus.
+    validation: Validation split: a fraction of the text's bytes, or separate input like `source`.
+    eos: Whether to append the tokenizer's EOS token to each document.
+    seed: Of the shuffle.
+    shard_tokens: Shard size: a shard ends with the document that reaches this number of tokens.
+    text_field: Field of the JSON objects, or column of Parquet and Arrow files, with the text.
+    report: Called with a one-line message about skipped files.
   """
-  own = not isinstance(validation, int | float)
-  share = 0.0 if own else float(validation)
-  _check_settings(tokenizer, share, eos, shard_tokens)
+  separate = not isinstance(validation, int | float)
+  fraction = 0.0 if separate else float(validation)
+  _check_settings(tokenizer, fraction, eos, shard_tokens)
   output = pathlib.Path(output)
-  inputs = dict(train=_find(source, report)) | (
-    dict(validation=_find(validation, report)) if own else {}
-  )
+  inputs = dict(train=_find(source, report))
+  if separate:
+    inputs["validation"] = _find(validation, report)
   recipe = Recipe(
     tokenizer=tokenizer.name,
     tokenizer_hash=tokenizer.hash,
     vocab=tokenizer.vocab,
     bos=tokenizer.bos,
     eos=tokenizer.eos if eos else None,
-    validation=share,
+    validation=fraction,
     seed=seed,
     shard_tokens=shard_tokens,
     text_field=text_field,
-    sources=_checksums(inputs["train"]),
-    validation_sources=_checksums(inputs.get("validation", [])),
+    sources=_checksums(inputs["train"].sources),
+    validation_sources=_checksums(inputs["validation"].sources if separate else []),
   )
   try:
     return _prepare(inputs, recipe, output, tokenizer)
@@ -241,8 +267,8 @@ def prepare(
     if e.errno is None:
       raise
     raise OSError(
-      f"{e.filename or output} cannot be read or written ({e.strerror}): mend that and start the"
-      " same command again, it goes on where it was."
+      f"{e.filename or output} cannot be read or written ({e.strerror}): fix this and rerun the"
+      " same command to resume."
     ) from e
 
 
@@ -256,12 +282,12 @@ def _prepare(inputs, recipe: Recipe, output: pathlib.Path, tokenizer: Tokenizer)
     _check_output(output)
     partial.mkdir(parents=True, exist_ok=True)
     with files.locked(partial / "lock", name=output):
-      dealt = _deal_once(inputs, recipe, partial)
-      splits = _write_shards(recipe, tokenizer, _parts(dealt, recipe, partial), partial)
-      dropped = sum(one.dropped for one in dealt.values())
+      buckets = _shuffle(inputs, recipe, partial)
+      splits = _write_shards(recipe, tokenizer, _split(buckets, recipe, partial), partial)
+      dropped = sum(info.dropped for info in buckets.values())
       manifest = Manifest(recipe=recipe, dropped=dropped, **splits)
       keep_tokenizer(tokenizer, output)
-      # Shards written before an interruption may have been touched since.
+      # Shards written before an interruption may have been modified since.
       check_files(output, manifest, checksums=True)
       files.write_json(output / manifests.FILE, dataclasses.asdict(manifest))
   shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A prepared corpus: two streams of tokens over memory-mapped files."""
+"""Open a prepared corpus: token streams of two splits over memory-mapped shards."""
 
 import dataclasses
 import functools
@@ -11,12 +11,12 @@ from deltanet_jax.data.corpus import manifest as manifests
 from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
 from deltanet_jax.files import sha256
 
-# Up to so many bytes the checksums are compared at every opening (about a second per 500 MB).
+# Up to this size in bytes, checksums are verified at every opening (about 1 s per 500 MB).
 _ALWAYS_VERIFIED = 1 << 28
 
 
-# A map keeps its file open, and a large corpus has more shards than a process may open files.
-# The checksum in the key tells a file from one that was there before it.
+# A memory map holds its file open, and a corpus may have more shards than the limit of open files.
+# The checksum in the key distinguishes a file from an earlier one of the same name.
 @functools.lru_cache(maxsize=256)
 def _map(path: str, dtype: str, checksum: str) -> np.ndarray:
   # A plain view: slicing a memmap itself costs several microseconds.
@@ -25,12 +25,12 @@ def _map(path: str, dtype: str, checksum: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Documents as one stream of tokens; each begins with bos and, if asked for, ends with eos."""
+  """Documents as one token stream; each starts with BOS and, if configured, ends with EOS."""
 
   name: str
   folder: pathlib.Path
   info: manifests.SplitInfo
-  dtype: str  # of the files
+  dtype: str  # of the tokens on disk
 
   @property
   def tokens(self) -> int:
@@ -42,7 +42,7 @@ class Split:
 
   @property
   def bytes(self) -> int:
-    """Bytes of the text in UTF-8."""
+    """Size of the text in UTF-8 bytes."""
     return self.info.bytes
 
   @functools.cached_property
@@ -50,7 +50,7 @@ class Split:
     return np.cumsum([0] + [shard.tokens for shard in self.info.shards])
 
   def _parts(self, start: int, stop: int):
-    """The shards that hold the tokens [start, stop): tokens, starts, and the stream's offset."""
+    """Yield (tokens, document offsets, offset in the stream) of the shards of [start, stop)."""
     first = int(np.searchsorted(self._offsets, start, side="right")) - 1
     last = int(np.searchsorted(self._offsets, stop))
     for shard, offset in zip(self.info.shards[first:last], self._offsets[first:last].tolist()):
@@ -60,33 +60,35 @@ class Split:
       yield tokens, starts, offset
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [start, stop) as int32, and for each the number of its document, from 1."""
+    """Return tokens [start, stop) as int32, and the number of each token's document, from 1."""
     tokens = np.empty(stop - start, np.int32)
-    begins = np.zeros(stop - start, np.int32)
+    starts = np.zeros(stop - start, np.int32)
     for shard_tokens, shard_starts, offset in self._parts(start, stop):
       low, high = max(start - offset, 0), min(stop - offset, len(shard_tokens))
       at = offset - start
       tokens[at + low : at + high] = shard_tokens[low:high]
-      begins[at + shard_starts[slice(*np.searchsorted(shard_starts, (low, high)))]] = 1
-    begins[0] = 1
-    return tokens, np.cumsum(begins, dtype=np.int32)
+      starts[at + shard_starts[slice(*np.searchsorted(shard_starts, (low, high)))]] = 1
+    starts[0] = 1
+    return tokens, np.cumsum(starts, dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
+  """A prepared corpus: manifest and splits."""
+
   manifest: manifests.Manifest
   train: Split
   validation: Split
 
   def identity(self) -> dict[str, str]:
-    """Hashes of the tokenizer and of all tokens in their order, wherever the files lie."""
+    """Return hashes of the tokenizer and of all tokens in order; independent of the path."""
     shards = self.manifest.train.shards + self.manifest.validation.shards
     tokenizer = self.manifest.recipe.tokenizer_hash
     sums = [tokenizer, *(shard.bin_sha256 for shard in shards)]
     return dict(tokenizer=tokenizer, corpus=hashlib.sha256("\n".join(sums).encode()).hexdigest())
 
   def tokenizer(self) -> Tokenizer:
-    """What made its tokens; a file of it is kept with them."""
+    """Load the tokenizer of this corpus, which is saved in its folder."""
     return load_tokenizer(self.manifest.recipe.tokenizer, self.train.folder)
 
 
@@ -99,18 +101,18 @@ def _check_shard(folder: pathlib.Path, shard: manifests.Shard, dtype: str, check
     size = path.stat().st_size if path.is_file() else None
     expected = count * np.dtype(numbers).itemsize
     if size != expected:
-      found = "missing" if size is None else f"of {size} bytes"
+      found = "is missing" if size is None else f"has {size} bytes"
       raise ValueError(
-        f"{path} is {found}, expected {expected} bytes: delete {folder} and prepare it again."
+        f"{path} {found}, expected {expected} bytes: delete {folder} and prepare it again."
       )
     if checksums and sha256(path) != checksum:
       raise ValueError(
-        f"{path} has another checksum than in the manifest: delete {folder} and prepare it again."
+        f"{path} does not match its checksum in the manifest: delete {folder} and prepare it again."
       )
 
 
 def check_files(folder: pathlib.Path, manifest: manifests.Manifest, *, checksums: bool):
-  """Raises if a file of the corpus is missing, of another size or, if asked for, of other bytes."""
+  """Raise ValueError if a file is missing or has the wrong size or, optionally, checksum."""
   dtype = manifests.token_dtype(manifest.recipe.vocab)
   for shard in manifest.train.shards + manifest.validation.shards:
     _check_shard(folder, shard, dtype, checksums)
@@ -118,28 +120,29 @@ def check_files(folder: pathlib.Path, manifest: manifests.Manifest, *, checksums
   known = manifest.recipe.tokenizer in TOKENIZERS
   if not known and (not path.is_file() or sha256(path) != manifest.recipe.tokenizer_hash):
     raise ValueError(
-      f"{path} is missing or was changed since: put it back, or delete {folder} and prepare it"
-      " again."
+      f"{path} is missing or was modified: restore it, or delete {folder} and prepare it again."
     )
 
 
 def open_corpus(
   folder: str | pathlib.Path, *, tokenizer: Tokenizer | None = None, verify: bool | None = None
 ) -> Corpus:
-  """A prepared corpus, after checking that its files are those of its manifest.
+  """Open a prepared corpus and verify its files against the manifest.
 
   Args:
-    tokenizer: if given, must be the one that made the tokens.
-    verify: compare checksums; None does so for a corpus of at most 256 MB. Sizes always are.
+    folder: Output of `prepare`.
+    tokenizer: If given, must be the tokenizer of the corpus.
+    verify: Whether to verify checksums; None: if the corpus has at most 256 MB. File sizes are
+      always verified.
   """
   folder = pathlib.Path(folder)
   manifest = manifests.read_manifest(folder)
   recipe = manifest.recipe
   if tokenizer is not None and tokenizer.hash != recipe.tokenizer_hash:
     raise ValueError(
-      f"{folder} was made with the tokenizer {recipe.tokenizer!r} of hash "
-      f"{recipe.tokenizer_hash[:12]}, not {tokenizer.name!r} of {tokenizer.hash[:12]}: "
-      "use that one, or prepare the corpus again."
+      f"{folder} was prepared with the tokenizer {recipe.tokenizer!r} (hash"
+      f" {recipe.tokenizer_hash[:12]}), not with {tokenizer.name!r} (hash {tokenizer.hash[:12]}):"
+      " use the first, or prepare the corpus again."
     )
   dtype = manifests.token_dtype(recipe.vocab)
   if verify is None:

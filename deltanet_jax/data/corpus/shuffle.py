@@ -1,8 +1,8 @@
-"""Shuffles documents on disk: any number of them, with one bucket in memory at a time.
+"""External shuffle of documents on disk, with one bucket in memory at a time.
 
-Documents are dealt into buckets by the leading bits of a hash of (seed, number), and each bucket is
-sorted by that hash when it is read. Sorted buckets one after the other are one sorted corpus, so
-the order does not depend on how many there are.
+A document is assigned to a bucket by the leading bits of a hash of (seed, document index), and each
+bucket is sorted by that hash when it is read. The concatenation of sorted buckets is sorted, so the
+order does not depend on the number of buckets.
 """
 
 import contextlib
@@ -18,27 +18,29 @@ from tqdm import tqdm
 from deltanet_jax import files
 from deltanet_jax.data.corpus.text import Source, read_documents
 
-_BUCKET = 1 << 26  # bytes of input per bucket; compressed text takes three to five times as many
-_MAX_BUCKETS = 512  # all are open at once
-_HEADER = struct.Struct(">QQ")  # hash and bytes of a document
+_BUCKET = 1 << 26  # input bytes per bucket; compressed input expands 3-5x in memory
+_MAX_BUCKETS = 512  # all bucket files are open at once
+_HEADER = struct.Struct(">QQ")  # hash and size in bytes of a document
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dealt:
-  """What lies in the buckets of a folder."""
+class BucketInfo:
+  """Contents of a folder of buckets, as stored in `.partial/dealt.json`."""
 
   buckets: int
   documents: int
   dropped: int  # documents without text
-  bytes: int
+  bytes: int  # UTF-8 text
 
 
 def _file(folder: pathlib.Path, bucket: int) -> pathlib.Path:
   return folder / f"bucket-{bucket:03}"
 
 
-def deal(sources: list[Source], text_field: str, seed: int, folder: pathlib.Path) -> Dealt:
-  """Writes the documents of all sources into buckets."""
+def write_buckets(
+  sources: list[Source], text_field: str, seed: int, folder: pathlib.Path
+) -> BucketInfo:
+  """Write the documents of all sources into buckets."""
   size = sum(source.size for source in sources)
   buckets = min(max(math.ceil(size / _BUCKET), 1), _MAX_BUCKETS)
   number = dropped = text_bytes = 0
@@ -60,25 +62,25 @@ def deal(sources: list[Source], text_field: str, seed: int, folder: pathlib.Path
         text_bytes += len(text)
   for i in range(buckets):
     files.sync(_file(folder, i))
-  return Dealt(buckets=buckets, documents=number, dropped=dropped, bytes=text_bytes)
+  return BucketInfo(buckets=buckets, documents=number, dropped=dropped, bytes=text_bytes)
 
 
-def is_whole(folder: pathlib.Path, dealt: Dealt) -> bool:
-  """Whether the buckets have the bytes that were dealt."""
-  paths = [_file(folder, i) for i in range(dealt.buckets)]
+def is_complete(folder: pathlib.Path, info: BucketInfo) -> bool:
+  """Whether the bucket files have their recorded total size."""
+  paths = [_file(folder, i) for i in range(info.buckets)]
   size = sum(file.stat().st_size for file in paths if file.is_file())
-  return size == dealt.bytes + dealt.documents * _HEADER.size
+  return size == info.bytes + info.documents * _HEADER.size
 
 
-def shuffled(folder: pathlib.Path, buckets: int) -> Iterator[bytes]:
-  """UTF-8 of all documents in the shuffled order."""
+def read_shuffled(folder: pathlib.Path, buckets: int) -> Iterator[bytes]:
+  """Yield the UTF-8 text of all documents in shuffled order."""
   for i in range(buckets):
     content = _file(folder, i).read_bytes()
-    places, at = [], 0
-    while at < len(content):
-      key, size = _HEADER.unpack_from(content, at)
-      at += _HEADER.size
-      places.append((key, at, at + size))
-      at += size
-    for _, start, stop in sorted(places):
+    spans, offset = [], 0
+    while offset < len(content):
+      key, size = _HEADER.unpack_from(content, offset)
+      offset += _HEADER.size
+      spans.append((key, offset, offset + size))
+      offset += size
+    for _, start, stop in sorted(spans):
       yield content[start:stop]

@@ -1,7 +1,7 @@
-"""Which text is held out: whole documents, and at most one that is cut in two.
+"""Split of shuffled documents into training and validation; at most one document is cut in two.
 
-The share is of bytes of text, so it does not depend on the tokenizer: models of different ones are
-compared on the same text.
+The validation split is a fraction of the text's bytes, so it does not depend on the tokenizer:
+models with different tokenizers are evaluated on the same text.
 """
 
 import dataclasses
@@ -9,29 +9,29 @@ import itertools
 import pathlib
 from collections.abc import Iterator
 
-from deltanet_jax.data.corpus.shuffle import Dealt, shuffled
+from deltanet_jax.data.corpus.shuffle import BucketInfo, read_shuffled
 
-_TOLERANCE = 0.1  # by how much of itself the share may be missed before a document is cut
-_BORDERS = (b"\n\n", b"\n", b" ")  # where one may be cut, the best first
+_TOLERANCE = 0.1  # relative error of the validation fraction above which a document is cut
+_BOUNDARIES = (b"\n\n", b"\n", b" ")  # where a document may be cut, in order of preference
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
   text: bytes
-  ends: bool = True  # False for the first part of one that was cut
+  ends: bool = True  # False for the first part of a document that was cut
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """The documents of one split: some of those in the buckets of a folder, in their order.
+class SplitDocuments:
+  """Documents of one split: a contiguous range of the shuffled documents in a folder of buckets.
 
   Attributes:
-    first, stop: numbers of the documents; a cut one counts as two, its end before its beginning.
-    cut: number of the document that is cut, and where.
+    first, stop: Range of document indices. A cut document counts as two, its second part first.
+    cut: Index of the document that is cut, and the byte offset of the cut.
   """
 
   folder: pathlib.Path
-  dealt: Dealt
+  buckets: BucketInfo
   first: int
   stop: int
   cut: tuple[int, int] | None = None
@@ -41,66 +41,68 @@ class Part:
     return self.stop - self.first
 
   def documents(self, skip: int = 0) -> Iterator[Document]:
-    """All of them but the first `skip`."""
+    """Yield all documents but the first `skip`."""
     return itertools.islice(self._all(), self.first + skip, self.stop)
 
   def _all(self) -> Iterator[Document]:
-    for number, text in enumerate(shuffled(self.folder, self.dealt.buckets)):
-      if self.cut and number == self.cut[0]:
+    for index, text in enumerate(read_shuffled(self.folder, self.buckets.buckets)):
+      if self.cut and index == self.cut[0]:
         yield Document(text[self.cut[1] :])
         yield Document(text[: self.cut[1]], ends=False)
       else:
         yield Document(text)
 
 
-def whole(folder: pathlib.Path, dealt: Dealt) -> Part:
-  """All documents."""
-  return Part(folder, dealt, 0, dealt.documents)
+def all_documents(folder: pathlib.Path, info: BucketInfo) -> SplitDocuments:
+  """Return all documents as one split."""
+  return SplitDocuments(folder, info, 0, info.documents)
 
 
-def hold_out(folder: pathlib.Path, dealt: Dealt, share: float) -> dict[str, Part]:
-  """Validation and training: the first documents until the share is reached, and the others.
+def split_validation(
+  folder: pathlib.Path, info: BucketInfo, fraction: float
+) -> dict[str, SplitDocuments]:
+  """Split off the first documents as validation until they have `fraction` of the bytes.
 
-  The document at the border goes where the share is missed by less. Missed by more than a tenth of
-  it, or with nothing on one side, that document is cut where a paragraph ends (else a line, a
-  word), and its end is held out.
+  The document at the boundary goes to the side that gives the smaller error of the fraction. If the
+  error exceeds `_TOLERANCE`, or one side would be empty, that document is cut at the end of a
+  paragraph (else a line, else a word), and its second part goes to validation.
   """
-  wanted, held, count = share * dealt.bytes, 0, 0
-  for text in shuffled(folder, dealt.buckets) if share else ():
-    if held + len(text) < wanted:
-      held, count = held + len(text), count + 1
+  wanted, size, count = fraction * info.bytes, 0, 0
+  for text in read_shuffled(folder, info.buckets) if fraction else ():
+    if size + len(text) < wanted:
+      size, count = size + len(text), count + 1
       continue
-    without, with_it = wanted - held, held + len(text) - wanted
-    first, last = count == 0, count + 1 == dealt.documents
-    joins = with_it < without
-    slack = _TOLERANCE * wanted
-    if min(without, with_it) > slack or (last if joins else first):
-      if at := _place(text, len(text) - without, slack):
-        return _parts(folder, dealt, count + 1, dealt.documents + 1, (count, at))
+    missing, excess = wanted - size, size + len(text) - wanted
+    first, last = count == 0, count + 1 == info.documents
+    include = excess < missing
+    tolerance = _TOLERANCE * wanted
+    if min(missing, excess) > tolerance or (last if include else first):
+      if offset := _cut_offset(text, len(text) - missing, tolerance):
+        return _splits(folder, info, count + 1, info.documents + 1, (count, offset))
       if first and last:
         raise ValueError(
-          f"the only document has no line or word where a share of {share} could be cut off:"
-          " give more text, or set validation to 0."
+          f"the only document has no line or word boundary to cut off a fraction of {fraction} for"
+          " validation: add text, or set validation to 0."
         )
-    count += first or (joins and not last)
+    count += first or (include and not last)
     break
-  return _parts(folder, dealt, count, dealt.documents, None)
+  return _splits(folder, info, count, info.documents, None)
 
 
-def _parts(folder, dealt, held_out: int, documents: int, cut) -> dict[str, Part]:
+def _splits(folder, info, validation: int, documents: int, cut) -> dict[str, SplitDocuments]:
   return dict(
-    validation=Part(folder, dealt, 0, held_out, cut),
-    train=Part(folder, dealt, held_out, documents, cut),
+    validation=SplitDocuments(folder, info, 0, validation, cut),
+    train=SplitDocuments(folder, info, validation, documents, cut),
   )
 
 
-def _place(text: bytes, wanted: float, slack: float) -> int | None:
-  """Where to cut so that both sides have text: at the best border near enough, or None."""
-  for border in _BORDERS:
-    before, after = text.rfind(border, 0, int(wanted)), text.find(border, int(wanted))
-    places = [at + len(border) for at in (before, after) if at >= 0]
-    places = [at for at in places if text[:at].strip() and text[at:].strip()]
-    best = min(places, key=lambda at: abs(at - wanted), default=None)
-    if best is not None and (abs(best - wanted) <= slack or border == _BORDERS[-1]):
+def _cut_offset(text: bytes, wanted: float, tolerance: float) -> int | None:
+  """Return the offset of the best boundary near `wanted` with text on both sides, or None."""
+  for boundary in _BOUNDARIES:
+    before, after = text.rfind(boundary, 0, int(wanted)), text.find(boundary, int(wanted))
+    offsets = [at + len(boundary) for at in (before, after) if at >= 0]
+    offsets = [at for at in offsets if text[:at].strip() and text[at:].strip()]
+    best = min(offsets, key=lambda at: abs(at - wanted), default=None)
+    if best is not None and (abs(best - wanted) <= tolerance or boundary == _BOUNDARIES[-1]):
       return best
   return None

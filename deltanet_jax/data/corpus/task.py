@@ -1,4 +1,4 @@
-"""Language modelling of a prepared corpus as a task."""
+"""Language modeling on a prepared corpus as a task."""
 
 from deltanet_jax.data.corpus.sequences import ShuffledSequences, count_batches, evaluation_batches
 from deltanet_jax.data.corpus.shards import Corpus, Split
@@ -7,38 +7,38 @@ from deltanet_jax.data.task import Task, ValidationSource
 
 
 class SplitText(ValidationSource):
-  """All of a split in order, packed as in training; no batches where it has no text."""
+  """A split in order, packed as in training; no batches if it has no text."""
 
   def __init__(self, split: Split, *, length: int, batch: int):
-    self._split, self._rows = split, dict(length=length, batch=batch)
+    self._split, self._shape = split, dict(length=length, batch=batch)
     self.validation_bytes = split.bytes
 
   @property
   def batches(self) -> int:
-    """How many there are."""
-    return count_batches(self._split, **self._rows)
+    """Number of batches."""
+    return count_batches(self._split, **self._shape)
 
   def validation(self, host, hosts):
     if self._split.tokens < 2:
       return iter(())
-    return evaluation_batches(self._split, **self._rows, host=host, hosts=hosts)
+    return evaluation_batches(self._split, **self._shape, host=host, hosts=hosts)
 
 
 class CorpusTask(Task):
-  """The next token of packed documents; the validation split is what is held out."""
+  """Next-token prediction on packed documents; validates on the validation split."""
 
   def __init__(self, corpus: Corpus, *, length: int, batch: int, seed: int = 0):
     self.corpus, self.shape = corpus, (batch, length)
     self.vocab = corpus.manifest.recipe.vocab
-    self._rows = ShuffledSequences(corpus.train, length=length, batch=batch, seed=seed)
-    self._held_out = SplitText(corpus.validation, length=length, batch=batch)
-    self.validation_bytes = self._held_out.validation_bytes
+    self._training = ShuffledSequences(corpus.train, length=length, batch=batch, seed=seed)
+    self._validation = SplitText(corpus.validation, length=length, batch=batch)
+    self.validation_bytes = self._validation.validation_bytes
 
   def identity(self):
     return self.corpus.identity()
 
   def describe(self):
-    """The tokenizer as `load_tokenizer(name, folder)` takes it from the folder of `keep`."""
+    """Return the tokenizer's name, for `load_tokenizer(name, folder)` after `keep(folder)`."""
     return dict(tokenizer=self.corpus.manifest.recipe.tokenizer)
 
   def keep(self, folder):
@@ -47,11 +47,11 @@ class CorpusTask(Task):
       keep_tokenizer(self.corpus.tokenizer(), folder)
 
   def remark(self, vocab):
-    odd = vocabulary_mismatch(self.vocab, vocab)
-    return odd and f"{self.corpus.train.folder}: {odd}; is model.vocab meant so?"
+    mismatch = vocabulary_mismatch(self.vocab, vocab)
+    return mismatch and f"{self.corpus.train.folder}: {mismatch}; is model.vocab intended?"
 
   def batch(self, step, host, hosts):
-    return self._rows.batch(step, host, hosts)
+    return self._training.batch(step, host, hosts)
 
   def validation(self, host, hosts):
-    return self._held_out.validation(host, hosts)
+    return self._validation.validation(host, hosts)

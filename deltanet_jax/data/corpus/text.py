@@ -1,4 +1,4 @@
-"""Documents of text files, JSON and JSON lines, plain or compressed, and of Parquet and Arrow."""
+"""Read documents from text, JSON and JSON lines files, plain or compressed, Parquet and Arrow."""
 
 import codecs
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from deltanet_jax.data.corpus import arrow
 
-TEXTS = (".txt", ".md", "")  # one document each; without a suffix if it is text
+TEXTS = (".txt", ".md", "")  # one document per file; files without suffix only if they are text
 KINDS = (*TEXTS, ".json", ".jsonl", *arrow.SUFFIXES)
 PACKINGS = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20  # bytes read at a time
@@ -25,7 +25,7 @@ Paths = str | pathlib.Path | Sequence[str | pathlib.Path]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """One input file; `name` is its path below the folder that was given."""
+  """One input file; `name` is its path relative to the input folder."""
 
   name: str
   path: pathlib.Path
@@ -35,29 +35,28 @@ class Source:
 
 
 def shipped_corpus() -> pathlib.Path:
-  """Two novels by Jane Austen as JSON lines, a chapter each; see shipped/README.md."""
+  """Return the path of two novels by Jane Austen, a chapter per JSON line (shipped/README.md)."""
   return pathlib.Path(__file__).parent / "shipped" / "austen.jsonl.xz"
 
 
 def find_sources(path: Paths) -> tuple[list[Source], list[str]]:
-  """The input files that are read, sorted by name, and the names of files that are skipped.
+  """Return the supported input files, sorted by name, and the names of skipped files.
 
   Args:
-    path: a file, a folder (searched recursively), a glob pattern, a dataset folder of Hugging Face
-      `datasets`, or several of these. Hidden files and folders are skipped.
+    path: A file, a folder (searched recursively), a glob pattern, a folder written by
+      `save_to_disk` of Hugging Face `datasets`, or several. Hidden files and folders are skipped.
   """
   if isinstance(path, str | pathlib.Path):
-    return _find(pathlib.Path(path)) if not _is_pattern(path) else find_sources(_matches(path))
+    return find_sources(_matches(path)) if _is_pattern(path) else _find(pathlib.Path(path))
   sources, skipped = [], []
   for one in path:
-    own, left = find_sources(one)
-    if _is_pattern(one):
-      sources += own
-    else:
-      # Names of several inputs may coincide: the path as given tells them apart.
-      above = pathlib.Path(one).parent if pathlib.Path(one).is_file() else pathlib.Path(one)
-      sources += [dataclasses.replace(x, name=(above / x.name).as_posix()) for x in own]
-    skipped += left
+    found, others = find_sources(one)
+    if not _is_pattern(one):
+      # Files of several inputs may have the same name: the path as given distinguishes them.
+      folder = pathlib.Path(one).parent if pathlib.Path(one).is_file() else pathlib.Path(one)
+      found = [dataclasses.replace(x, name=(folder / x.name).as_posix()) for x in found]
+    sources += found
+    skipped += others
   unique = {source.path.resolve(): source for source in sources}  # a file given twice is read once
   return sorted(unique.values(), key=lambda s: s.name), sorted(skipped)
 
@@ -75,7 +74,9 @@ def _matches(pattern: str | pathlib.Path) -> list[pathlib.Path]:
 
 def _find(path: pathlib.Path) -> tuple[list[Source], list[str]]:
   if not path.exists():
-    raise FileNotFoundError(f"{path} does not exist; give a text file, JSON lines or a folder.")
+    raise FileNotFoundError(
+      f"{path} does not exist, expected a text, JSON, JSON lines or Parquet file, or a folder."
+    )
   for file in path.rglob("dataset_dict.json"):
     arrow.dataset_files(file.parent)  # raises if there are several splits
   files = arrow.dataset_files(path)
@@ -87,30 +88,30 @@ def _find(path: pathlib.Path) -> tuple[list[Source], list[str]]:
     packing = file.suffix if file.suffix in PACKINGS else ""
     kind = pathlib.Path(file.name.removesuffix(packing)).suffix
     hidden = file != path and any(part.startswith(".") for part in relative.parts)
-    unread = kind not in KINDS or (packing and kind in arrow.SUFFIXES) or arrow.is_metadata(file)
-    if hidden or unread or (kind == "" and not _is_text(file, packing)):
+    other = kind not in KINDS or (packing and kind in arrow.SUFFIXES) or arrow.is_metadata(file)
+    if hidden or other or (kind == "" and not _is_text(file, packing)):
       skipped.append(relative.as_posix())
     else:
       sources.append(Source(relative.as_posix(), file, kind, packing, file.stat().st_size))
   if not sources:
     kinds = ", ".join(kind for kind in KINDS if kind)
     raise ValueError(
-      f"{path} holds no text that is read: {kinds} or no suffix, also with {', '.join(PACKINGS)}."
+      f"{path} has no supported text file: {kinds} or no suffix, also with {', '.join(PACKINGS)}."
     )
   return sorted(sources, key=lambda s: s.name), sorted(skipped)
 
 
 def _is_text(file: pathlib.Path, packing: str) -> bool:
-  """Whether a file without a suffix begins like text: UTF-8 without zeros."""
+  """Whether the start of a file is text: UTF-8 without null bytes."""
   with open(file, "rb") as raw:
     try:
-      begin = next(_blocks(raw, packing), b"")
-      codecs.getincrementaldecoder("utf-8")().decode(begin)  # a character may be cut at the end
+      start = next(_blocks(raw, packing), b"")
+      codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
     except ImportError:
       raise
-    except Exception:  # each packing has exceptions of its own for what it is not
+    except Exception:  # each decompressor has its own exceptions
       return False
-  return b"\0" not in begin
+  return b"\0" not in start
 
 
 def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
@@ -121,7 +122,7 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
     )
   import zstandard
 
-  # The package's own reader takes a file that ends inside a frame for a whole one.
+  # The package's own reader accepts a truncated file, one that ends inside a frame.
   frame = zstandard.ZstdDecompressor().decompressobj()
   while packed := raw.read(_BLOCK):
     while packed:
@@ -130,7 +131,7 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
       yield frame.decompress(packed)
       packed = frame.unused_data
   if not frame.eof:
-    raise EOFError("the compressed data end too early")
+    raise EOFError("the compressed data are truncated")
 
 
 def _blocks(raw: BinaryIO, packing: str) -> Iterator[bytes]:
@@ -151,8 +152,8 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
   yield rest
 
 
-def _json_rows(content: bytes) -> list | None:
-  """The objects of an array, or the only one; None for JSON lines, which .json may be as well."""
+def _json_objects(content: bytes) -> list | None:
+  """Return the objects of an array, or the single object; None if a .json file has JSON lines."""
   try:
     values = json.loads(content)
   except json.JSONDecodeError as e:
@@ -163,58 +164,61 @@ def _json_rows(content: bytes) -> list | None:
 
 
 def _entries(blocks: Iterable[bytes], kind: str) -> Iterator[tuple[str, Any]]:
-  """A place in the file and what is there, an object or a line of JSON."""
+  """Yield a location for messages and an object or a line of JSON."""
   if kind == ".json":
     content = b"".join(blocks)
-    rows = _json_rows(content)
-    if rows is not None:
-      yield from ((f", object {i + 1}", row) for i, row in enumerate(rows))
+    objects = _json_objects(content)
+    if objects is not None:
+      yield from ((f", object {i + 1}", x) for i, x in enumerate(objects))
       return
     blocks = [content]
   yield from ((f", line {i + 1}", line) for i, line in enumerate(_lines(blocks)) if line.strip())
 
 
 def _text_of(entry, field: str) -> bytes:
-  row = json.loads(entry) if isinstance(entry, bytes) else entry
-  if not isinstance(row, dict) or not isinstance(row.get(field), str):
+  value = json.loads(entry) if isinstance(entry, bytes) else entry
+  if not isinstance(value, dict) or not isinstance(value.get(field), str):
     raise ValueError(f"no text in a field {field!r}")
-  return row[field].encode()
+  return value[field].encode()
 
 
 def read_documents(
   source: Source, text_field: str, progress: Callable[[int], None]
 ) -> Iterator[bytes]:
-  """UTF-8 of each document: a text file whole, or the field of each JSON object.
+  """Yield the UTF-8 text of each document: a text file, or a field of each JSON object or row.
 
   Args:
-    progress: is told the bytes of the file read since it was told last.
+    source: Input file.
+    text_field: Field of the JSON objects, or column of Parquet and Arrow files, with the text.
+    progress: Called with the number of bytes of the file read since the last call.
   """
-  place, seen = "", 0
+  location, reported = "", 0
   with open(source.path, "rb") as raw:
     try:
       blocks = _blocks(raw, source.packing)
       if source.kind in TEXTS:
         text = b"".join(blocks)
-        text.decode()  # raises where it is no UTF-8
+        text.decode()  # raises if it is not UTF-8
         yield text
       elif source.kind in arrow.SUFFIXES:
-        for i, (read, text) in enumerate(arrow.texts(source.path, text_field)):
-          place = f", row {i + 1}"
+        for i, (fraction, text) in enumerate(arrow.texts(source.path, text_field)):
+          location = f", row {i + 1}"
           yield text
-          progress(int(read * source.size) - seen)
-          seen = int(read * source.size)
+          if (read := int(fraction * source.size)) != reported:
+            progress(read - reported)
+            reported = read
       else:
         for here, entry in _entries(blocks, source.kind):
-          place = here
+          location = here
           yield _text_of(entry, text_field)
-          if (read := raw.tell()) != seen:
-            progress(read - seen)
-            seen = read
+          if (read := raw.tell()) != reported:
+            progress(read - reported)
+            reported = read
     except (ImportError, arrow.ColumnError):
       raise
     except Exception as e:
-      # Broken files show themselves in many ways, each library with exceptions of its own.
+      # Each library has its own exceptions for damaged files.
       raise ValueError(
-        f"{source.path}{place}: {e}; mend the file or take it out of the input."
+        f"{source.path}{location}: {e}; fix the file or remove it from the input."
       ) from e
-    progress(source.size - seen)
+    progress(source.size - reported)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: raw bytes, the Mistral tokenizer of the paper, or any file of one."""
+"""Tokenizers: UTF-8 bytes, Mistral (as in the paper), Hugging Face and SentencePiece files."""
 
 import hashlib
 import importlib.util
@@ -12,36 +12,36 @@ import numpy as np
 from deltanet_jax import files
 
 TOKENIZERS = ("bytes", "mistral")
-# Files that are read, by how their names end.
+# Supported files, by suffix.
 _HUGGING_FACE, _SENTENCE_PIECE = ".json", ".model"
-# What says which tokens begin and end a text, beside a tokenizer.json.
+# Names the BOS and EOS tokens; in the same folder as tokenizer.json.
 _SPECIAL = "tokenizer_config.json"
-# Names for it where that file is missing, the usual first.
+# Default names of these tokens without that file, most common first.
 _BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "[CLS]")
 _EOS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|eos|>", "[EOS]", "[SEP]")
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-  """Ids of a text and back; `keep` and `load_tokenizer` take one from folder to folder."""
+  """Encodes and decodes text; `keep_tokenizer` saves one to a folder, `load_tokenizer` loads it."""
 
-  name: str  # one of TOKENIZERS, or the file's name where it is kept
+  name: str  # one of TOKENIZERS, or its file name as saved by `keep_tokenizer`
   vocab: int
   bos: int
   eos: int | None
-  hash: str  # sha256 of what defines the ids
+  hash: str  # SHA-256 of the tokenizer's definition
 
   def encode(self, text: str) -> np.ndarray:
-    """Ids of a text as int32, without bos and eos."""
+    """Return the token ids of a text as int32, without BOS and EOS."""
 
   def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """Ids of each text; may use all cores."""
+    """Return the token ids of each text; may use all cores."""
 
   def decode(self, ids) -> str:
-    """The text of ids; bos and eos are left out, and an id outside the vocabulary is an error."""
+    """Return the text of token ids without BOS and EOS; raises for ids outside the vocabulary."""
 
   def files(self) -> dict[str, bytes]:
-    """Files that `load_tokenizer` needs to make it again, by name; none if the name is enough."""
+    """Return the files that `load_tokenizer` needs, by name; none for one of TOKENIZERS."""
 
 
 def _checked(ids, tokenizer: Tokenizer) -> np.ndarray:
@@ -49,14 +49,14 @@ def _checked(ids, tokenizer: Tokenizer) -> np.ndarray:
   wrong = ids[(ids < 0) | (ids >= tokenizer.vocab)]
   if wrong.size:
     raise ValueError(
-      f"token id {wrong[0]} is outside the {tokenizer.vocab} of the tokenizer {tokenizer.name!r}:"
-      " decode with the tokenizer that the model was trained with."
+      f"token id {wrong[0]} is outside the vocabulary of {tokenizer.vocab} ids of the tokenizer"
+      f" {tokenizer.name!r}: decode with the tokenizer that the model was trained with."
     )
   return ids
 
 
 class BytesTokenizer:
-  """Ids 0 to 255 are the bytes of UTF-8, 256 is bos, 257 eos."""
+  """Byte-level tokenizer: ids 0 to 255 are UTF-8 bytes, 256 is BOS, 257 is EOS."""
 
   name = "bytes"
   vocab = 258
@@ -72,7 +72,7 @@ class BytesTokenizer:
 
   def decode(self, ids) -> str:
     ids = _checked(ids, self)
-    # A model may stop inside a character: what is no UTF-8 shows as a replacement mark.
+    # A model may stop inside a character: invalid UTF-8 decodes to the replacement character.
     return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
   def files(self):
@@ -80,7 +80,7 @@ class BytesTokenizer:
 
 
 class SentencePieceTokenizer:
-  """A SentencePiece model, from the content of its file."""
+  """SentencePiece model, from the content of its file."""
 
   def __init__(self, content: bytes, name: str = "tokenizer" + _SENTENCE_PIECE):
     _need("sentencepiece")
@@ -89,14 +89,14 @@ class SentencePieceTokenizer:
     try:
       self._model = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as e:
-      raise ValueError("the content is no SentencePiece model") from e
+      raise ValueError("the content is not a SentencePiece model") from e
     self.name, self._content = name, content
     self.hash = hashlib.sha256(content).hexdigest()
     self.vocab = self._model.vocab_size()
-    # Ids are -1 where a model has no such piece.
+    # -1 if the model has no such piece.
     bos, eos = self._model.bos_id(), self._model.eos_id()
     self.eos = eos if eos >= 0 else None
-    self.bos = _begin(bos if bos >= 0 else None, self.eos)
+    self.bos = _bos_or_eos(bos if bos >= 0 else None, self.eos)
 
   def encode(self, text: str) -> np.ndarray:
     return np.asarray(self._model.encode(text), np.int32)
@@ -112,10 +112,10 @@ class SentencePieceTokenizer:
 
 
 class HuggingFaceTokenizer:
-  """A `tokenizer.json`, from its content; `special` is that of the tokenizer_config.json with it.
+  """Hugging Face tokenizer, from the contents of tokenizer.json and tokenizer_config.json.
 
-  Only the tokens that begin and end a text are read of the second; without it they are those of
-  the usual names.
+  The second, `special`, is optional and read only for the BOS and EOS tokens; without it, tokens
+  with common names are used.
   """
 
   name = "tokenizer" + _HUGGING_FACE
@@ -127,8 +127,8 @@ class HuggingFaceTokenizer:
     try:
       self._model = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as e:  # the package raises plain Exception
-      raise ValueError(f"the content is no tokenizer.json ({e})") from e
-    # A file may ask for rows of one length, and for special tokens where a text shows their names.
+      raise ValueError(f"the content is not a tokenizer.json ({e})") from e
+    # A file may enable truncation, padding, and parsing of special tokens in the text.
     self._model.no_truncation()
     self._model.no_padding()
     self._model.encode_special_tokens = True
@@ -137,10 +137,10 @@ class HuggingFaceTokenizer:
     self.vocab = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
     named = json.loads(special) if special else {}
     self.eos = self._special(named.get("eos_token"), _EOS)
-    self.bos = _begin(self._special(named.get("bos_token"), _BOS), self.eos)
+    self.bos = _bos_or_eos(self._special(named.get("bos_token"), _BOS), self.eos)
 
   def _special(self, token, usual: Sequence[str]) -> int | None:
-    """The id of a token as tokenizer_config.json has it, else the first of the usual names."""
+    """Return the id of the token in tokenizer_config.json, else of the first usual name."""
     names = usual if token is None else [token["content"] if isinstance(token, dict) else token]
     return next((id for x in names if (id := self._model.token_to_id(x)) is not None), None)
 
@@ -160,10 +160,10 @@ class HuggingFaceTokenizer:
     return {self.name: self._content, _SPECIAL: json.dumps(special).encode()}
 
 
-def _begin(bos: int | None, eos: int | None) -> int:
-  """bos, for which eos stands in models that separate texts by one token."""
+def _bos_or_eos(bos: int | None, eos: int | None) -> int:
+  """Return BOS, or EOS for tokenizers that separate documents by a single token."""
   if bos is None and eos is None:
-    raise ValueError(f"no token begins or ends a text: name one as bos_token in a {_SPECIAL}")
+    raise ValueError(f"it has neither a BOS nor an EOS token: set bos_token in {_SPECIAL}")
   return eos if bos is None else bos
 
 
@@ -176,8 +176,8 @@ def _need(package: str):
 
 
 def _mistral() -> SentencePieceTokenizer:
-  """SentencePiece BPE with byte fallback, 32,000 pieces, as Mistral 7B has it."""
-  # mistral_common is only where the file lies: importing it would take seconds.
+  """Tokenizer of Mistral 7B: SentencePiece BPE with byte fallback, 32,000 pieces."""
+  # Only the file is needed: importing mistral_common would take seconds.
   _need("mistral_common")
   package = importlib.util.find_spec("mistral_common")
   path = pathlib.Path(package.origin).parent / "data" / "tokenizer.model.v1"
@@ -189,17 +189,21 @@ def _mistral() -> SentencePieceTokenizer:
 
 
 def find_tokenizer(folder: str | pathlib.Path) -> pathlib.Path | None:
-  """The file of a tokenizer in a folder, if there is one."""
+  """Return the path of the tokenizer file in a folder, or None."""
   names = [f"tokenizer{suffix}" for suffix in (_HUGGING_FACE, _SENTENCE_PIECE)]
   return next((path for x in names if (path := pathlib.Path(folder) / x).is_file()), None)
 
 
 def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") -> Tokenizer:
-  """The tokenizer called `bytes` or `mistral`, or that of a file: tokenizer.json or SentencePiece.
+  """Load a tokenizer by name (`bytes`, `mistral`) or from a tokenizer.json or SentencePiece file.
 
   Args:
-    name: or the path of a file, or of a folder with tokenizer.json or tokenizer.model.
-    folder: where a path begins; that of a run or a corpus for the name that it keeps.
+    name: Name, path of a file, or path of a folder with tokenizer.json or tokenizer.model.
+    folder: Base folder of a relative path: the run or corpus whose config has this name.
+
+  Raises:
+    FileNotFoundError: There is no such file, or the folder has no tokenizer.
+    ValueError: The name is unknown, or the file is not a supported tokenizer.
   """
   match str(name):
     case "bytes":
@@ -207,12 +211,20 @@ def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") ->
     case "mistral":
       return _mistral()
   path = pathlib.Path(folder) / name
-  path = (find_tokenizer(path) or path) if path.is_dir() else path
-  if not path.is_file() or path.suffix not in (_HUGGING_FACE, _SENTENCE_PIECE):
-    raise ValueError(
-      f"tokenizer is {str(path)!r}, expected one of {TOKENIZERS} or the path of a tokenizer.json"
-      f" (Hugging Face) or of a file that ends in {_SENTENCE_PIECE} (SentencePiece)."
-    )
+  expected = (
+    f"expected one of {TOKENIZERS}, or the path of a tokenizer.json (Hugging Face) or of a"
+    f" {_SENTENCE_PIECE} file (SentencePiece)"
+  )
+  if path.is_dir():
+    found = find_tokenizer(path)
+    if found is None:
+      raise FileNotFoundError(f"tokenizer: {path} has no tokenizer.json or tokenizer.model.")
+    path = found
+  is_name = pathlib.Path(name).name == str(name) and not path.suffix
+  if not path.exists() and not is_name:
+    raise FileNotFoundError(f"tokenizer: no such file {str(path)!r}; {expected}.")
+  if path.suffix not in (_HUGGING_FACE, _SENTENCE_PIECE):
+    raise ValueError(f"tokenizer is {str(path)!r}, {expected}.")
   try:
     if path.suffix == _SENTENCE_PIECE:
       return SentencePieceTokenizer(path.read_bytes())
@@ -225,16 +237,16 @@ def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") ->
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: str | pathlib.Path):
-  """Writes the tokenizer's files, if it has any; then `load_tokenizer(its name, folder)` is it."""
+  """Save the tokenizer's files, if any; `load_tokenizer(tokenizer.name, folder)` loads it."""
   for name, content in tokenizer.files().items():
     with files.replacing(pathlib.Path(folder) / name) as new:
       new.write_bytes(content)
 
 
 def vocabulary_mismatch(tokenizer: int, model: int) -> str | None:
-  """What is odd about a tokenizer and a model of so many ids, in words; None if they suit.
+  """Describe a mismatch of the vocabulary sizes of tokenizer and model; None if they match.
 
-  A model may have some more than the tokenizer, up to a multiple of 512: vocabularies are rounded.
+  The model's vocabulary may be rounded up to a multiple of 512.
   """
   if tokenizer > model:
     return f"the tokenizer has {tokenizer} ids, more than the {model} of the model"

@@ -1,4 +1,4 @@
-"""Tasks that are drawn, not read: what they ask of a model is known exactly."""
+"""Synthetic tasks: examples are generated, so the required skill is known exactly."""
 
 from deltanet_jax.data.synthetic import mad
 from deltanet_jax.data.synthetic.base import SyntheticTask

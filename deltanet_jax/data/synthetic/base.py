@@ -1,4 +1,4 @@
-"""Tasks whose examples are drawn: fresh ones for ever, or a fixed set, read over and over."""
+"""Base class of synthetic tasks: fresh examples at every step, or epochs over a fixed set."""
 
 import abc
 import threading
@@ -9,25 +9,25 @@ import numpy as np
 
 from deltanet_jax.data.task import Batch, Task, ValidationSource, sequences_per_host
 
-# Streams of random numbers, after the seed. What a whole task shares (a map that is memorised) has
-# its own.
+# Random streams, appended to the seed. SHARED is for data common to all examples, such as the
+# key-value map of `Memorize`.
 TRAINING, VALIDATION, TEST, ORDER, SHARED = range(5)
-_BLOCK = 512  # examples of a fixed set that one generator of random numbers draws
+_BLOCK = 512  # examples of a fixed set drawn from one generator
 
 
 class SyntheticTask(Task):
-  """A task of which a subclass draws examples.
+  """Task whose subclasses draw random examples.
 
-  Held-out examples come in batches of as many rows as in training. Where the examples do not fill
-  the last batch of an epoch, or of what is held out, rows are added in which nothing counts.
+  Validation and test batches have the training batch size. The last batch of an epoch, or of a
+  validation or test set, is padded with fully masked examples.
 
   Attributes:
-    epoch: batches in which every example of a fixed set comes once; None if examples are fresh.
-    test: a second held-out set. Settings are chosen on `validation`; what is reported is of
-      `test.validation`, so an evaluator of `task` is one of the first, of `task.test` of the other.
+    epoch: Batches per epoch over a fixed set; None for fresh examples.
+    test: Test set: tune hyperparameters on `validation`, report results on `test.validation`.
+      Evaluators accept either: `task` or `task.test`.
   """
 
-  # In `identity`, which a resumed run compares; None is the name of the class.
+  # Name in `identity`, which is compared when a run resumes; None is the class name.
   identity_name: ClassVar[str | None] = None
 
   def __init__(
@@ -43,55 +43,69 @@ class SyntheticTask(Task):
     test_examples: int,
   ):
     """Args:
-    length: tokens of a row as the model reads it.
-    examples: of training; None draws fresh ones for every batch. A smaller set is the beginning of
-      a larger one of the same seed.
-    shuffle: another order in every epoch instead of the same.
+    vocab: Vocabulary size.
+    length: Sequence length of the model's input.
+    batch: Global batch size.
+    seed: Of all examples.
+    examples: Size of the training set; None draws fresh examples for every batch. A smaller set is
+      a prefix of a larger one with the same seed.
+    shuffle: Whether to reshuffle a fixed set in every epoch.
+    validation_examples: Size of the validation set.
+    test_examples: Size of the test set.
     """
     counts = dict(batch=batch, examples=examples, validation_examples=validation_examples)
     for name, count in (counts | dict(test_examples=test_examples)).items():
       if count is not None and count < 1:
         raise ValueError(f"{name} is {count}, expected at least 1.")
     if shuffle and examples is None:
-      raise ValueError("shuffle is of a fixed set: give a number of examples, or leave it off.")
+      raise ValueError("shuffle=True needs a fixed training set: set examples, or shuffle=False.")
     self.vocab, self.shape, self.seed = vocab, (batch, length), seed
     self.epoch = None if examples is None else -(-examples // batch)
     self._examples, self._shuffle = examples, shuffle
-    self._training = examples and _Fixed(self, TRAINING, examples)
-    self._validation = _Fixed(self, VALIDATION, validation_examples)
-    self.test: ValidationSource = _Fixed(self, TEST, test_examples)
+    self._training = examples and _FixedSet(self, TRAINING, examples)
+    self._validation = _FixedSet(self, VALIDATION, validation_examples)
+    self.test: ValidationSource = _FixedSet(self, TEST, test_examples)
 
   @abc.abstractmethod
-  def draw(self, random: np.random.Generator, rows: int, *, held_out: bool) -> Batch:
-    """Examples; of held-out ones a task may score other positions than it trains on."""
+  def draw(self, random: np.random.Generator, examples: int, *, evaluation: bool) -> Batch:
+    """Draw this number of examples.
+
+    Args:
+      random: Generator to draw from.
+      examples: Number of examples.
+      evaluation: Whether they are for validation or test, where a task may score other positions
+        than in training.
+    """
 
   @abc.abstractmethod
   def settings(self) -> dict:
-    """What makes two tasks of one seed different."""
+    """Return the settings that determine the examples, other than the seed."""
 
   def random(self, *stream: int) -> np.random.Generator:
-    """The same random numbers for the same seed and stream."""
+    """Return a generator that is determined by the seed and the stream."""
     return np.random.default_rng((self.seed, *stream))
 
   def identity(self):
-    said = self.settings() | dict(examples=self._examples, shuffle=self._shuffle, seed=self.seed)
+    settings = self.settings() | dict(
+      examples=self._examples, shuffle=self._shuffle, seed=self.seed
+    )
     name = self.identity_name or type(self).__name__
-    return dict(task=f"{name} of {', '.join(f'{k} {v}' for k, v in said.items())}")
+    return dict(task=f"{name} of {', '.join(f'{k} {v}' for k, v in settings.items())}")
 
   def batch(self, step, host, hosts):
     B = self.shape[0]
     if self._training:
-      return self._training.rows(*divmod(step, self.epoch), host, hosts, shuffle=self._shuffle)
-    rows = sequences_per_host(B, host, hosts)
-    drawn = self.draw(self.random(TRAINING, step), B, held_out=False)
-    return {name: x[host * rows : (host + 1) * rows] for name, x in drawn.items()}
+      return self._training.batch(*divmod(step, self.epoch), host, hosts, shuffle=self._shuffle)
+    count = sequences_per_host(B, host, hosts)
+    drawn = self.draw(self.random(TRAINING, step), B, evaluation=False)
+    return {name: x[host * count : (host + 1) * count] for name, x in drawn.items()}
 
   def validation(self, host, hosts):
     return self._validation.validation(host, hosts)
 
 
-class _Fixed(ValidationSource):
-  """A fixed number of a task's examples, drawn when first asked for."""
+class _FixedSet(ValidationSource):
+  """A fixed set of a task's examples, drawn at the first access."""
 
   def __init__(self, task: SyntheticTask, stream: int, examples: int):
     self._task, self._stream, self._examples = task, stream, examples
@@ -106,52 +120,52 @@ class _Fixed(ValidationSource):
 
   def _draw(self) -> Batch:
     task, n, stored = self._task, self._examples, {}
-    # As small as they get: 100,000 rows of 512 tokens are a quarter of a GB.
+    # The smallest dtype: 100,000 sequences of 512 tokens take 0.25 GB.
     small = np.min_scalar_type(task.vocab - 1)
     for block, start in enumerate(range(0, n, _BLOCK)):
       random = task.random(self._stream, block)
-      drawn = task.draw(random, _BLOCK, held_out=self._stream != TRAINING)
-      del drawn["segment_ids"]  # all alike
+      drawn = task.draw(random, _BLOCK, evaluation=self._stream != TRAINING)
+      del drawn["segment_ids"]  # constant
       for name, x in drawn.items():
         dtype = small if name in ("tokens", "targets") else x.dtype
-        rows = stored.setdefault(name, np.empty((n, x.shape[1]), dtype))
-        rows[start : start + _BLOCK] = x[: n - start]
+        array = stored.setdefault(name, np.empty((n, x.shape[1]), dtype))
+        array[start : start + _BLOCK] = x[: n - start]
     return stored
 
-  def rows(self, epoch: int, number: int, host: int, hosts: int, *, shuffle: bool) -> Batch:
-    """A host's rows of one batch of an epoch."""
+  def batch(self, epoch: int, number: int, host: int, hosts: int, *, shuffle: bool) -> Batch:
+    """Return a host's part of batch `number` of an epoch."""
     B = self._task.shape[0]
-    own = sequences_per_host(B, host, hosts)
-    places = number * B + host * own + np.arange(own)
-    there = places < self._examples
-    places = np.where(there, places, 0)
+    count = sequences_per_host(B, host, hosts)
+    indices = number * B + host * count + np.arange(count)
+    valid = indices < self._examples
+    indices = np.where(valid, indices, 0)
     if shuffle:
-      places = self._task.random(ORDER, epoch).permutation(self._examples)[places]
-    found = {name: x[places] for name, x in self._all().items()}
-    return as_batch(**found | dict(mask=found["mask"] & there[:, None]))
+      indices = self._task.random(ORDER, epoch).permutation(self._examples)[indices]
+    arrays = {name: x[indices] for name, x in self._all().items()}
+    return as_batch(**arrays | dict(mask=arrays["mask"] & valid[:, None]))
 
   def validation(self, host: int, hosts: int) -> Iterator[Batch]:
     batches = -(-self._examples // self._task.shape[0])
-    return (self.rows(0, number, host, hosts, shuffle=False) for number in range(batches))
+    return (self.batch(0, number, host, hosts, shuffle=False) for number in range(batches))
 
 
 def distinct(random: np.random.Generator, below: int, shape: tuple[int, ...]) -> np.ndarray:
-  """Uniform integers from 0, no two alike along the last axis; `[.. n]` of at most `below`.
+  """Draw integers in [0, below), distinct along the last axis; uniform over all such arrays.
 
-  All are drawn, then again those equal to one on their left until there are none. Nothing in this
-  distinguishes one number from another, so every result is as likely as every other.
+  Rejection sampling: entries equal to one on their left are redrawn until there are none. This is
+  symmetric in the values, hence uniform.
   """
   n = shape[-1]
   if n > below:
-    raise ValueError(f"{n} different numbers below {below} were asked for: there are none.")
+    raise ValueError(f"cannot draw {n} distinct numbers below {below}.")
   drawn = random.integers(0, below, shape).reshape(-1, n)
-  rows = np.arange(len(drawn))
+  rows = np.arange(len(drawn))  # with repeated values
   while rows.size:
-    # Value first, then place: of equal values all but the first come after one like them.
+    # Sorted by value, then column: all but the first of equal values follow an equal one.
     sorted_ = np.sort(drawn[rows] * n + np.arange(n))
     repeated = sorted_[:, 1:] // n == sorted_[:, :-1] // n
-    row, at = np.nonzero(repeated)
-    drawn[rows[row], sorted_[row, at + 1] % n] = random.integers(0, below, len(row))
+    row, column = np.nonzero(repeated)
+    drawn[rows[row], sorted_[row, column + 1] % n] = random.integers(0, below, len(row))
     rows = rows[repeated.any(axis=1)]
   return drawn.reshape(shape)
 
@@ -159,7 +173,7 @@ def distinct(random: np.random.Generator, below: int, shape: tuple[int, ...]) ->
 def as_batch(
   tokens: np.ndarray, targets: np.ndarray, mask: np.ndarray, **more: np.ndarray
 ) -> Batch:
-  """Rows of one document each."""
+  """Cast to a `Batch` in which each sequence is one segment."""
   batch = dict(
     tokens=tokens.astype(np.int32), targets=targets.astype(np.int32), mask=mask.astype(bool)
   )

@@ -1,4 +1,4 @@
-"""RegBench: strings of a regular language that every row has for itself."""
+"""RegBench: in-context learning of a random regular language per example (Akyurek et al. 2024)."""
 
 import math
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from deltanet_jax.data.synthetic.base import SyntheticTask, as_batch
 
-PAD = 0  # letters are 1 to `alphabet`, the separator of strings comes after them
-Range = tuple[int, int]  # from the first to the second, both included
+PAD = 0  # letters are 1 to `alphabet`, the separator is `alphabet` + 1
+Range = tuple[int, int]  # inclusive bounds
 
 
 class RegBench(SyntheticTask):
-  """Strings of a random automaton, one automaton to a row, with a separator between them.
+  """Strings of a random automaton, one automaton per example, joined by separators.
 
-  From each state lead a few edges to different other states, each with another letter; a string
-  begins in state 0 and follows edges that are equally likely. Next letters count, separators do
-  not. Batches also have `accepted` [b L]: bit i says whether the automaton accepts token i next.
+  Each state has a few outgoing edges to distinct other states, with distinct letters. A string
+  starts in state 0 and follows edges uniformly. Letters are scored targets, separators are not.
+  Batches also have `accepted` [b L]: bit i is set if the automaton accepts token i next.
   """
 
   def __init__(
@@ -36,23 +36,34 @@ class RegBench(SyntheticTask):
     string_length: Range = (1, 49),
   ):
     """Args:
-    length: tokens of a row, the rest of longer ones is cut off; None has room for the longest.
-    alphabet: letters there are; of them an automaton has some, the range `letters`.
+    batch: Global batch size.
+    examples: Size of the training set; None draws fresh examples for every batch.
+    seed: Of all examples.
+    length: Sequence length, at which longer examples are truncated; None fits the longest.
+    shuffle: Whether to reshuffle a fixed set in every epoch.
+    validation_examples: Size of the validation set.
+    test_examples: Size of the test set.
+    alphabet: Number of letters.
+    states: Range of the number of states of an automaton.
+    letters: Range of the number of letters that an automaton uses.
+    edges: Range of the number of outgoing edges of a state.
+    strings: Range of the number of strings of an example.
+    string_length: Range of the length of a string.
     """
     named = dict(states=states, letters=letters, edges=edges, strings=strings)
     self._ranges = named | dict(string_length=string_length)
     for name, (low, high) in self._ranges.items():
       if not 1 <= low <= high:
-        raise ValueError(f"{name} is ({low}, {high}), expected 1 or more, the smaller first.")
+        raise ValueError(f"{name} is ({low}, {high}), expected (low, high) with 1 <= low <= high.")
     if not edges[1] <= letters[0] <= letters[1] <= alphabet <= 29:
       raise ValueError(
-        f"edges {edges}, letters {letters} and alphabet {alphabet} do not fit: an automaton needs"
-        " a letter for each edge of a state, and the alphabet all letters, up to 29."
+        f"edges {edges}, letters {letters} and alphabet {alphabet} are inconsistent, expected"
+        " max(edges) <= min(letters) <= max(letters) <= alphabet <= 29."
       )
     if edges[1] >= states[0]:
       raise ValueError(
-        f"edges {edges} do not fit states {states}: they lead to different other states, so the"
-        " smallest automaton has one less."
+        f"edges {edges} and states {states} are inconsistent, expected max(edges) < min(states):"
+        " edges lead to distinct other states."
       )
     self._longest = strings[1] * (string_length[1] + 1) - 2  # the last token is only a target
     if length is not None and length < 1:
@@ -72,22 +83,22 @@ class RegBench(SyntheticTask):
   def settings(self):
     return dict(alphabet=self.alphabet, length=self.shape[1], **self._ranges)
 
-  def draw(self, random, rows, *, held_out):
-    automata = self._automata(random, rows)
-    counts = self._between(random, "strings", rows)
-    row = np.repeat(np.arange(rows), counts)  # of each string
-    sizes = self._between(random, "string_length", len(row))
-    written, accepted = automata.walk(random, row, sizes.max())
+  def draw(self, random, examples, *, evaluation):
+    automata = self._automata(random, examples)
+    counts = self._between(random, "strings", examples)
+    example = np.repeat(np.arange(examples), counts)  # example of each string
+    sizes = self._between(random, "string_length", len(example))
+    written, accepted = automata.walk(random, example, sizes.max())
     begin = np.cumsum(sizes + 1) - sizes - 1
     begin -= np.repeat(begin[np.cumsum(counts) - counts], counts)
     length = self.shape[1]
-    tokens = np.full((rows, 1 + max(length, self._longest)), PAD, np.int32)
+    tokens = np.full((examples, 1 + max(length, self._longest)), PAD, np.int32)
     bits = np.zeros(tokens.shape, np.int32)
     string, letter = np.nonzero(np.arange(sizes.max()) < sizes[:, None])
-    at = row[string], begin[string] + letter
+    at = example[string], begin[string] + letter
     tokens[at], bits[at] = written[letter, string], accepted[letter, string]
-    inner = np.append(row[1:] == row[:-1], False)  # strings that are not the last of their row
-    tokens[row[inner], (begin + sizes)[inner]] = self.separator
+    inner = np.append(example[1:] == example[:-1], False)  # all strings but an example's last
+    tokens[example[inner], (begin + sizes)[inner]] = self.separator
     inputs, targets = tokens[:, :length], tokens[:, 1 : length + 1]
     return as_batch(
       np.where(targets == PAD, PAD, inputs),  # the last token is only a target
@@ -100,38 +111,38 @@ class RegBench(SyntheticTask):
     low, high = self._ranges[name]
     return random.integers(low, high + 1, n)
 
-  def _automata(self, random, rows) -> "_Automata":
+  def _automata(self, random, examples) -> "_Automata":
     states, edges = self._ranges["states"][1], self._ranges["edges"][1]
-    exist = np.arange(states) < self._between(random, "states", rows)[:, None]
+    exist = np.arange(states) < self._between(random, "states", examples)[:, None]
     others = exist[:, None] & ~np.eye(states, dtype=bool)
-    ranks = np.argsort(random.random((rows, self.alphabet)), axis=1)
-    own = ranks < self._between(random, "letters", rows)[:, None]
-    own = np.broadcast_to(own[:, None], (rows, states, self.alphabet))
+    ranks = np.argsort(random.random((examples, self.alphabet)), axis=1)
+    own = ranks < self._between(random, "letters", examples)[:, None]
+    own = np.broadcast_to(own[:, None], (examples, states, self.alphabet))
     return _Automata(
       letters=1 + _some(random, own, edges).reshape(-1, edges),
       targets=_some(random, others, edges).reshape(-1, edges),
-      edges=self._between(random, "edges", rows * states),
+      edges=self._between(random, "edges", examples * states),
       states=states,
     )
 
 
 class _Automata:
-  """One to a row; state s of row r is number r * states + s."""
+  """One automaton per example; state s of example r has index r * states + s."""
 
   def __init__(self, letters, targets, edges, states):
     self._states = states
-    there = np.arange(letters.shape[1]) < edges[:, None]
-    self.accepted = np.sum(np.where(there, 1 << letters, 0), axis=1)
-    # A number of choices that any number of edges divides, so that one draw serves all states.
+    exists = np.arange(letters.shape[1]) < edges[:, None]
+    self.accepted = np.sum(np.where(exists, 1 << letters, 0), axis=1)
+    # A multiple of every number of edges, so that one uniform draw serves all states.
     self.choices = math.lcm(*range(1, letters.shape[1] + 1))
     taken = np.arange(self.choices) % edges[:, None]
     first = np.arange(len(edges))[:, None] // states * states
     self.letters = np.take_along_axis(letters, taken, axis=1).ravel()
     self.targets = np.take_along_axis(first + targets, taken, axis=1).ravel()
 
-  def walk(self, random, row, steps) -> tuple[np.ndarray, np.ndarray]:
-    """`[steps strings]`: letters from state 0 on, and which would have been accepted, as bits."""
-    state, choice = row * self._states, random.integers(0, self.choices, (steps, len(row)))
+  def walk(self, random, example, steps) -> tuple[np.ndarray, np.ndarray]:
+    """Walk from state 0; return the letters `[steps strings]`, and the accepted ones as bits."""
+    state, choice = example * self._states, random.integers(0, self.choices, (steps, len(example)))
     letters, visited = np.empty_like(choice), np.empty_like(choice)
     for i in range(steps):
       visited[i], edge = state, state * self.choices + choice[i]
@@ -140,5 +151,5 @@ class _Automata:
 
 
 def _some(random: np.random.Generator, allowed: np.ndarray, n: int) -> np.ndarray:
-  """`[.. n]`: places of different allowed ones, each choice equally likely."""
+  """Draw indices `[.. n]` of distinct allowed entries, uniformly."""
   return np.argsort(np.where(allowed, random.random(allowed.shape), 2), axis=-1)[..., :n]

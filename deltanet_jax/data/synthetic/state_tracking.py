@@ -1,4 +1,4 @@
-"""State tracking: tokens are permutations, the target at each is the product of all so far."""
+"""State tracking: tokens are permutations, targets their running products (word problems)."""
 
 import itertools
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from deltanet_jax.data.task import Task, sequences_per_host
 
-# Name -> of how many things its tokens are permutations. Those of two compose as bits under XOR.
+# Name -> degree n of the symmetric group S_n; for n = 2 products are parity (XOR).
 GROUPS = {"parity": 2, "s3": 3}
-_TRAINING, _HELD_OUT = 0, 1  # streams of random numbers
+_TRAINING, _VALIDATION = 0, 1  # random streams
 
 
 def permutations(n: int) -> np.ndarray:
-  """`[n! n]`, what stands at each place; sorted, so that number 0 changes nothing."""
+  """Return all permutations `[n! n]` in lexicographic order; number 0 is the identity."""
   return np.asarray(list(itertools.permutations(range(n))))
 
 
 def product_table(n: int) -> np.ndarray:
-  """`[n! n!]`: the number of "first a, then b", which is b[a[i]] at place i."""
+  """Return the composition table `[n! n!]`: entry (a, b) is "first a, then b", i -> b[a[i]]."""
   elements = permutations(n)
   number = {tuple(element): i for i, element in enumerate(elements.tolist())}
   products = elements[:, elements].transpose(1, 0, 2)  # [a b i]
@@ -25,9 +25,9 @@ def product_table(n: int) -> np.ndarray:
 
 
 def running_products(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
-  """Of every row `[b L]`, the product of the tokens up to each."""
+  """Compute the cumulative products of tokens `[b L]` along the sequence."""
   products, span = tokens, 1
-  # Each holds the product of the last `span` tokens; doubled until that is all of them.
+  # products[t] covers the last `span` tokens up to t; the span doubles until it covers all.
   while span < tokens.shape[1]:
     longer = table[products[:, :-span], products[:, span:]]
     products = np.concatenate([products[:, :span], longer], axis=1)
@@ -36,7 +36,7 @@ def running_products(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class StateTracking(Task):
-  """Running products of uniformly drawn permutations; every position counts."""
+  """Running products of uniformly drawn permutations; every position is scored."""
 
   def __init__(
     self, group: str, *, length: int, batch: int, seed: int = 0, validation_batches: int = 16
@@ -56,13 +56,13 @@ class StateTracking(Task):
 
   def validation(self, host, hosts):
     numbers = range(self._validation_batches)
-    return (self._draw(_HELD_OUT, number, host, hosts) for number in numbers)
+    return (self._draw(_VALIDATION, number, host, hosts) for number in numbers)
 
   def _draw(self, stream, number, host, hosts):
-    rows = sequences_per_host(self.shape[0], host, hosts)
+    count = sequences_per_host(self.shape[0], host, hosts)
     random = np.random.default_rng((self._seed, stream, number))
     tokens = random.integers(0, self.vocab, self.shape, np.int32)
-    tokens = tokens[host * rows : (host + 1) * rows]
+    tokens = tokens[host * count : (host + 1) * count]
     return dict(
       tokens=tokens,
       targets=running_products(tokens, self._table),

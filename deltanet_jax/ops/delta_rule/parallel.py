@@ -1,4 +1,4 @@
-"""The delta rule over the whole length at once: an L x L attention matrix."""
+"""Parallel form of the delta rule: an L x L attention matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from deltanet_jax.ops.nonfinite import (
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
 
-def _whole_head(q, k, beta, g, segments):
-  """P, T = (I + A)^-1 diag(beta) and the decay of one head, the sequence being one chunk."""
+def _one_chunk(q, k, beta, g, segments):
+  """P, T = (I + A)^-1 diag(beta) and the decay of one head; the sequence is one chunk."""
   L = q.shape[0]
   decay = decays.chunk_decay(g, segments, None if segments is None else segments[0], q.dtype)
   lower = np.tril(np.ones((L, L)))
@@ -26,10 +26,10 @@ def _whole_head(q, k, beta, g, segments):
 
 
 def attention(q, k, beta, g, segments):
-  """A = (Q K^T * M) T, `[B H L L]`, so that o = A v for a state that starts from zero."""
+  """Return A = (Q K^T * M) T, `[B H L L]`, so that o = A v for a zero initial state."""
 
   def one_head(q, k, beta, g, segments):
-    P, T, _ = _whole_head(q, k, beta, g, segments)
+    P, T, _ = _one_chunk(q, k, beta, g, segments)
     return P @ T
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, None))
@@ -37,23 +37,22 @@ def attention(q, k, beta, g, segments):
 
 
 def parallel(q, k, v, beta, g, S0, segments):
-  """(o, S) from the whole L x L matrices; q and k have as many heads as v."""
+  """Return (o, S), computed with L x L matrices; q and k have as many heads as v."""
   before = has_nonfinite(S0[:, None])[:, 0]
-  seen = nonfinite_reach(has_nonfinite(k, v, beta, gate=g), segments, before=before)
+  reached = nonfinite_reach(has_nonfinite(k, v, beta, gate=g), segments, before=before)
   q_ok, k, v, beta, S0 = map(zero_nonfinite, (q, k, v, beta, S0))
   o, S = _parallel(q_ok, k, v, beta, zero_nonfinite_gate(g), S0, segments)
-  return propagate_nonfinite(o, S, seen, has_nonfinite(q))
+  return propagate_nonfinite(o, S, reached, has_nonfinite(q))
 
 
 def _parallel(q, k, v, beta, g, S0, segments):
-
   def one_head(q, k, v, beta, g, S0, segments):
-    P, T, decay = _whole_head(q, k, beta, g, segments)
+    P, T, decay = _one_chunk(q, k, beta, g, segments)
     if decay is None:
       R = T @ (v - k @ S0)
       return q @ S0 + P @ R, S0 + k.T @ R
     R = T @ (v - (decay.into * k) @ S0)
-    return (decay.into * q) @ S0 + P @ R, decay.whole * S0 + (decay.out * k).T @ R
+    return (decay.into * q) @ S0 + P @ R, decay.total * S0 + (decay.out * k).T @ R
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))
   return jax.vmap(heads)(q, k, v, beta, g, S0, segments)

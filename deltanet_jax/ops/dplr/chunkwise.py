@@ -1,8 +1,8 @@
-"""The DPLR recurrence in chunks, with a backward that recomputes the states.
+"""Chunkwise form of the DPLR recurrence, with a backward pass that recomputes the states.
 
-Here is the order in which the work is done; one chunk is in `chunk.py`. Rows and heads are one axis
-of sequences. A few chunks of a few sequences are worked on at a time (a block), so that no
-intermediate has the length of the sequence; only X, R and the states at block borders are kept.
+This file orders the computation; `chunk.py` computes one chunk. Batch and heads are one axis of
+"sequences". A block is a few chunks of a few sequences, processed at a time, so that no
+intermediate has the sequence length. Residuals are X, R and the states between blocks.
 """
 
 import functools
@@ -18,8 +18,8 @@ from deltanet_jax.ops.dplr.chunk import Inputs
 from deltanet_jax.ops.dtypes import matmul_precision_for
 from deltanet_jax.ops.triangular import unit_lower_inverse
 
-# Tokens, and on a CPU sequences, times head size that are worked on together: their intermediates
-# stay in its cache. Elsewhere all sequences are one group.
+# Tokens (and on a CPU sequences) times head size of a block: the intermediates stay in the cache.
+# Elsewhere all sequences are one group.
 _BLOCK = 2**12
 _GROUP = 2**7
 
@@ -43,16 +43,16 @@ def _sizes(N, L, size, chunk):
 
 
 def chunkwise(q, k, v, a, b, g, S0, segments, *, scale, chunk):
-  """(o, S) of the DPLR recurrence, `[B L H ·]`; a is zero where a segment begins.
+  """Return (o, S) of the DPLR recurrence, `[B L H ·]`; a must be zero where a segment starts.
 
   Args:
-    segments: `[B L]` number of each token's segment, ascending, or None.
+    segments: `[B L]` segment numbers from `number_segments`, or None.
   """
   B, L, H, dk = q.shape
   sizes = _sizes(B * H, L, max(dk, v.shape[3]), chunk)
   carried_segment = None
   if segments is not None:
-    # A chunk starts from the state of the token before it, S0 belongs to the first segment.
+    # A chunk starts from the state of the previous token's segment; S0 belongs to the first.
     before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
     segments, carried_segment = (
       jnp.broadcast_to(x[:, :, None], (B, L, H)) for x in (segments, before)
@@ -67,7 +67,7 @@ def chunkwise(q, k, v, a, b, g, S0, segments, *, scale, chunk):
 
 
 def _split(x, sizes, mode="constant"):
-  """[B L H ·] to [groups n M G C ·]; padded tokens are zero, so they change no state."""
+  """[B L H ·] to [groups n M G C ·]; padded tokens are zero and do not change the state."""
   G, n, M, C = sizes
   pad = n * M * C - x.shape[1]
   x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2), mode=mode)
@@ -81,12 +81,12 @@ def _chunkwise(inputs, S0, scale):
 
 
 def _forward(inputs, S0, scale):
-  """o and S; kept beside the inputs: X, R and the states at block borders."""
+  """Return (o, S) and the residuals: inputs, X, R and the states between blocks."""
 
   def one_block(S, x):
-    x = _widen(x, scale, S.dtype)
+    x = _upcast(x, scale, S.dtype)
     decay, G = _over_chunks(_intra)(x)
-    X = unit_lower_inverse(_over_chunks(one_chunk.erasing)(G))
+    X = unit_lower_inverse(_over_chunks(one_chunk.lower_triangle)(G))
     rows = _over_chunks(one_chunk.before_scan)(x, decay, G, X)
     S_next, (QS, R) = _scan_chunks(one_chunk.output, S, (x, decay, rows))
     O = _over_chunks(one_chunk.after_scan)(x, G, QS, R)
@@ -103,18 +103,18 @@ def _forward(inputs, S0, scale):
 
 
 def _backward(scale, residuals, cotangents):
-  """Gradients of every input, block by block in reverse, the states inside a block anew."""
+  """Return the gradients of all inputs, block by block in reverse; recomputes inner states."""
   inputs, saved = residuals
   do, dS_last = cotangents
 
   def one_block(dS, xs):
     given, (X, S, R), dO = xs
-    x, dO = _widen(given, scale, S.dtype), dO.astype(S.dtype)
+    x, dO = _upcast(given, scale, S.dtype), dO.astype(S.dtype)
     decay, G = _over_chunks(_intra)(x)
     from_output = _over_chunks(one_chunk.from_output)(x, decay, G, dO)
     _, S = _scan_chunks(one_chunk.state, S, (x, decay, R))
-    dS, kept = _scan_chunks(one_chunk.dstate, dS, (x, decay, X, from_output), reverse=True)
-    dq, *rest = _over_chunks(one_chunk.gradients)(x, decay, G, S, R, dO, *kept)
+    dS, dstates = _scan_chunks(one_chunk.dstate, dS, (x, decay, X, from_output), reverse=True)
+    dq, *rest = _over_chunks(one_chunk.gradients)(x, decay, G, S, R, dO, *dstates)
     grads = jax.tree.map(lambda d, x: d.astype(x.dtype), (dq * scale, *rest), tuple(given[:6]))
     return dS, grads
 
@@ -122,7 +122,7 @@ def _backward(scale, residuals, cotangents):
     inputs, saved, do, dS = group
     return lax.scan(one_block, dS, (inputs, saved, do), reverse=True)
 
-  # Asked for here too: the backward is traced after the forward's context has ended.
+  # Set here too: the backward pass is traced after the forward's context has ended.
   with matmul_precision_for(inputs.v.dtype):
     dS0, grads = lax.map(one_group, (inputs, saved, do, dS_last))
   return Inputs(*grads, segments=None, carried_segment=None), dS0
@@ -136,15 +136,15 @@ def _intra(x):
   return decay, one_chunk.scores(x, decay)
 
 
-def _widen(x, scale, dtype):
-  """A block of the inputs in the state's dtype, queries scaled."""
+def _upcast(x, scale, dtype):
+  """Cast a block of inputs to the state's dtype and scale the queries."""
   parts = (None if y is None else y.astype(dtype) for y in x[:6])
   x = Inputs(*parts, *x[6:])
   return x._replace(q=x.q * scale)
 
 
 def _over_chunks(f):
-  """f for every chunk of every sequence, arrays [M G ·]."""
+  """Map f over every chunk of every sequence, arrays [M G ·]."""
 
   def mapped(*args):
     lead = jax.tree.leaves(args)[0].shape[:2]
@@ -155,5 +155,5 @@ def _over_chunks(f):
 
 
 def _scan_chunks(f, carry, xs, reverse=False):
-  """Scan of f(carry, x) over chunks, all sequences of the group at once."""
+  """Scan f(carry, x) over chunks, all sequences of the group at once."""
   return lax.scan(jax.vmap(f), carry, xs, reverse=reverse)

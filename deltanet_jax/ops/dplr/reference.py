@@ -1,4 +1,4 @@
-"""The recurrence with a diagonal plus low rank transition, token by token: the definition."""
+"""Recurrent form of the DPLR recurrence, one token of one head at a time: the definition."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,14 @@ from jax import lax
 
 
 def step(S, q_t, k_t, v_t, a_t, b_t, g_t=None):
-  """One token of one head, then its read-out; g_t is a scalar, `[dk]` or None."""
-  kept = S if g_t is None else jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
-  S = kept - jnp.outer(b_t, a_t @ S) + jnp.outer(k_t, v_t)
+  """Update the state of one head by one token, then read it; g_t is a scalar, `[dk]` or None."""
+  decayed = S if g_t is None else jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
+  S = decayed - jnp.outer(b_t, a_t @ S) + jnp.outer(k_t, v_t)
   return S, q_t @ S
 
 
 def recurrent(q, k, v, a, b, g, S0, segments):
-  """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a segment begins."""
+  """Scan `step` over tokens, `[B L H ·]`; the state is reset where a segment starts."""
 
   def one_head(q, k, v, a, b, g, S0, segments):
     def body(S, x):
@@ -22,8 +22,8 @@ def recurrent(q, k, v, a, b, g, S0, segments):
         S = jnp.where(segment_start, 0, S)
       return step(S, *token)
 
-    begins = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
-    S, o = lax.scan(body, S0, (begins, (q, k, v, a, b, g)))
+    starts = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
+    S, o = lax.scan(body, S0, (starts, (q, k, v, a, b, g)))
     return o, S
 
   heads = jax.vmap(one_head, in_axes=(1,) * 6 + (0, None), out_axes=(1, 0))

@@ -1,4 +1,4 @@
-"""Decayed linear attention token by token: the definition."""
+"""Recurrent form of decayed linear attention: the definition."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,10 @@ from jax import lax
 
 
 def step(S, q_t, k_t, v_t, g_t=None, h_t=None):
-  """One token of one head: decay, write, then read; g_t is a scalar or `[dk]`, h_t `[dv]`."""
+  """Decay and update the state of one head by one token, then read it.
+
+  g_t is a scalar or `[dk]`, h_t is `[dv]`.
+  """
   if g_t is not None:
     S = jnp.broadcast_to(jnp.exp(g_t), k_t.shape)[:, None] * S
   if h_t is not None:
@@ -16,7 +19,7 @@ def step(S, q_t, k_t, v_t, g_t=None, h_t=None):
 
 
 def recurrent(q, k, v, g, h, S0, segments):
-  """`lax.scan` of `step` over tokens, `[B L H ·]`; emptied where a segment begins."""
+  """Scan `step` over tokens, `[B L H ·]`; the state is reset where a segment starts."""
 
   def one_head(q, k, v, g, h, S0, segments):
     def body(S, x):
@@ -25,8 +28,8 @@ def recurrent(q, k, v, g, h, S0, segments):
         S = jnp.where(segment_start, 0, S)
       return step(S, *token)
 
-    begins = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
-    S, o = lax.scan(body, S0, (begins, (q, k, v, g, h)))
+    starts = None if segments is None else jnp.diff(segments, prepend=segments[:1]) != 0
+    S, o = lax.scan(body, S0, (starts, (q, k, v, g, h)))
     return o, S
 
   heads = jax.vmap(one_head, in_axes=(1, 1, 1, 1, 1, 0, None), out_axes=(1, 0))

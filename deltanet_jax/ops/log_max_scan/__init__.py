@@ -1,4 +1,4 @@
-"""Averages with exponential weights, RWKV-4's: recurrent and chunkwise."""
+"""Exponentially weighted averages of RWKV-4 (WKV): recurrent and chunkwise."""
 
 from deltanet_jax.ops.log_max_scan.api import empty_log_max_state, log_max_scan
 

@@ -1,4 +1,4 @@
-"""The log-max scan in chunks: an associative scan inside, recomputed in the backward."""
+"""Chunkwise form of the log-max scan: an associative scan per chunk, rematerialized."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,16 @@ from jax import lax
 from deltanet_jax.ops.log_max_scan.reference import EMPTY, add, empty, read
 from deltanet_jax.ops.segments import segment_starts
 
-# The log decay that forgets a segment: above EMPTY, below any sum of keys and decays.
-_FORGET = -1e30
+# The log decay that resets the state: above EMPTY, below any sum of keys and decays.
+_RESET = -1e30
 
 
 def chunkwise(k, v, w, u, S0, segment_ids, *, chunk):
-  """(y, S) of `chunk` tokens at a time."""
+  """Return (y, S), computed `chunk` tokens at a time."""
   dtype, batch, L = S0.dtype, *k.shape[:2]
   size = min(chunk, L)
   n = -(-L // size)
-  begins = segment_starts(segment_ids)
+  starts = segment_starts(segment_ids)
   # Padded tokens neither decay nor write.
   real = jnp.asarray(np.arange(n * size).reshape(n, size) < L)
 
@@ -27,24 +27,24 @@ def chunkwise(k, v, w, u, S0, segment_ids, *, chunk):
 
   @jax.checkpoint
   def one_chunk(S, x):
-    (k, v, begins), real = x
+    (k, v, starts), real = x
     k, v, real = k.astype(dtype), v.astype(dtype), real[None, :, None]
     decay = jnp.broadcast_to(jnp.where(real, w[None, None], 0), k.shape)
     before = S[:, None]  # [B 1 3 D]
-    if begins is not None:
-      decay = jnp.where(begins[..., None], _FORGET, decay)
+    if starts is not None:
+      decay = jnp.where(starts[..., None], _RESET, decay)
     elements = decay, v, jnp.broadcast_to(real, k.shape).astype(dtype), jnp.where(real, k, EMPTY)
     decay, A, B, p = lax.associative_scan(_join, elements, axis=1)
     A0, B0, p0 = (before[:, :, i] for i in range(3))
     states = jnp.stack(add(p0 + decay, p, (A0, A), (B0, B)), axis=2)
     before = jnp.concatenate([before, states[:, :-1]], axis=1)
-    if begins is not None:
+    if starts is not None:
       nothing = empty(k.shape, dtype)
-      before = jnp.where(begins[..., None, None], nothing, before)
+      before = jnp.where(starts[..., None, None], nothing, before)
     A, B, p = (before[:, :, i] for i in range(3))
     return states[:, -1], read(A, B, p, k, v, u[None, None])
 
-  S, y = lax.scan(one_chunk, S0, (jax.tree.map(split, (k, v, begins)), real))
+  S, y = lax.scan(one_chunk, S0, (jax.tree.map(split, (k, v, starts)), real))
   return jnp.moveaxis(y, 0, 1).reshape(batch, n * size, y.shape[3])[:, :L], S
 
 

@@ -1,4 +1,4 @@
-"""Causal convolutions as long as the sequence: of channels, or of keys by values per head."""
+"""Causal convolutions as long as the sequence: per channel, or of outer products k (x) v."""
 
 from deltanet_jax.ops.long_conv.api import long_conv, long_conv_attention
 

@@ -1,13 +1,13 @@
-"""The long convolution as it is written: every pair of tokens."""
+"""Long convolution over every pair of tokens: the definition."""
 
 import jax.numpy as jnp
 
 
 def convolve(u, h, segments):
-  """sum_{j <= t} h_{t-j} u_j of u `[B H e L]`, h `[H L]`, pairs of one segment alone."""
+  """Compute sum_{j <= t} h_{t-j} u_j within segments; u `[B H e L]`, h `[H L]`."""
   L = u.shape[-1]
-  back = jnp.arange(L)[:, None] - jnp.arange(L)[None, :]
-  toeplitz = jnp.where(back >= 0, h[:, jnp.maximum(back, 0)], 0)
+  lag = jnp.arange(L)[:, None] - jnp.arange(L)[None, :]
+  toeplitz = jnp.where(lag >= 0, h[:, jnp.maximum(lag, 0)], 0)
   if segments is None:
     return jnp.einsum("htj,bhej->bhet", toeplitz, u)
   same = (segments[:, :, None] == segments[:, None, :]).astype(u.dtype)

@@ -1,4 +1,4 @@
-"""The selective state space of Mamba: recurrent and chunkwise."""
+"""Selective state space recurrence of Mamba: recurrent and chunkwise."""
 
 from deltanet_jax.ops.selective_scan.api import selective_scan
 

@@ -1,4 +1,4 @@
-"""The diagonal state space of S4D: recurrent and by a long convolution."""
+"""Diagonal state space of S4D: recurrent, and as a long convolution."""
 
 from deltanet_jax.ops.state_space.api import state_space
 

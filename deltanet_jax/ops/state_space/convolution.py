@@ -1,7 +1,8 @@
 """The diagonal state space as a long convolution with its impulse response.
 
-Powers of the transition over the whole row `[d L N]` never exist: the power aC + b is that of aC by
-that of b, so that kernel, carried state and last state are products of two short lists of powers.
+The powers of the transition `[d L N]` are never materialized: exp(log_A)^(aC + b) is the product of
+a power aC and a power b, so impulse response, carried state and last state are computed from two
+arrays of about sqrt(L) powers each.
 """
 
 import math
@@ -23,44 +24,44 @@ class _Powers(NamedTuple):
 def _powers(log_A, L):
   size = 1 << math.ceil(math.log2(L) / 2)
   exponents = lambda count, step: (step * jnp.arange(count)).astype(log_A.dtype)
-  list_of = lambda exponent: jnp.exp(log_A[:, None] * exponent[None, :, None])
-  return _Powers(list_of(exponents(-(-L // size), size)), list_of(exponents(size, 1)))
+  power = lambda exponent: jnp.exp(log_A[:, None] * exponent[None, :, None])
+  return _Powers(power(exponents(-(-L // size), size)), power(exponents(size, 1)))
 
 
 def convolve(u, log_A, B, C, S0, segment_ids):
-  """(y, S) of a whole row."""
+  """Return (y, S) of a sequence."""
   L = u.shape[1]
-  # As exact as float32 inputs deserve, whatever these came as: the powers are near 1.
+  # At least float32 precision, whatever the input dtype: the powers are near 1.
   with matmul_precision_for(u.dtype):
     powers = _powers(log_A, L)
     y = long_conv(u, _read(C * B, powers, L).T, segment_ids=segment_ids)
     segments = number_segments(segment_ids)
     if segments is not None:
-      # What the last state is made of.
+      # Only the last segment contributes to the last state.
       u = jnp.where((segments == segments[:, -1:])[..., None], u, 0)
-    S = _last(u, B, powers)
+    S = _last_state(u, B, powers)
     if S0 is not None:
       carried = jnp.moveaxis(_read((C * jnp.exp(log_A))[None] * S0, powers, L), 2, 1)
-      left = jnp.exp(L * log_A)[None] * S0
+      remaining = jnp.exp(L * log_A)[None] * S0
       if segments is not None:
         carried = jnp.where((segments == 0)[..., None], carried, 0)
-        left = jnp.where((segments[:, -1:] == 0)[..., None], left, 0)
-      y, S = y + carried, S + left
+        remaining = jnp.where((segments[:, -1:] == 0)[..., None], remaining, 0)
+      y, S = y + carried, S + remaining
   return y, S
 
 
 def _read(weights, powers, L):
-  """2 Re sum_n weights_n exp(log_A_n)^t of weights `[.. d N]` for t < L, `[.. d L]`."""
+  """2 Re sum_n weights_n exp(log_A_n)^t for t < L: weights `[.. d N]` to `[.. d L]`."""
   far = weights[..., None, :] * powers.far.reshape((1,) * (weights.ndim - 2) + powers.far.shape)
   y = 2 * jnp.einsum("...dan,dbn->...dab", far, powers.near).real
   return y.reshape(*y.shape[:-2], -1)[..., :L]
 
 
-def _last(u, B, powers):
-  """What the tokens leave in the last state."""
+def _last_state(u, B, powers):
+  """Return the last state for a zero initial state."""
   batch, L, d = u.shape
   n, size = powers.far.shape[1], powers.near.shape[1]
-  back = jnp.pad(u[:, ::-1], ((0, 0), (0, n * size - L), (0, 0))).astype(B.dtype)
-  back = jnp.moveaxis(back, 1, 2).reshape(batch, d, n, size)
-  near = jnp.einsum("Bdab,dbn->Bdan", back, powers.near)
+  reverse = jnp.pad(u[:, ::-1], ((0, 0), (0, n * size - L), (0, 0))).astype(B.dtype)
+  reverse = jnp.moveaxis(reverse, 1, 2).reshape(batch, d, n, size)
+  near = jnp.einsum("Bdab,dbn->Bdan", reverse, powers.near)
   return B[None] * jnp.einsum("Bdan,dan->Bdn", near, powers.far)

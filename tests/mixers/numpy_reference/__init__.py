@@ -1,10 +1,11 @@
-"""Every mixer once more, from its formula alone: NumPy, float64, a loop over tokens.
+"""Reference implementations of all mixers: float64 NumPy loops over tokens.
 
-A file is named after the kind of its mixer. `plain(mixer, x)` takes the weights of a mixer of one
-row x `[L D]` and gives y `[L D]`; constants of the formula are written there as numbers, never
-read from the settings. `MUTATIONS` are changes of the mixer's source that must be noticed.
+Each file is named after the kind of its mixer. `plain(mixer, x)` applies the formula with the
+mixer's weights to one sequence x `[L D]` and returns y `[L D]`. Constants of the formula are
+literals, not read from the config. `MUTATIONS` are replacements in the mixer's source that the
+comparison must detect.
 
-Nothing here may import deltanet_jax: what is shared are these few functions.
+Nothing here may import deltanet_jax; the references share only the functions below.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ def l2_norm(x):
 
 
 def short_conv(conv, x):
-  """Each channel's last few inputs, weighted; nothing was before the first token."""
+  """Causal depthwise convolution with zeros before the first token; x itself without one."""
   if conv is None:
     return x
   kernel = array(conv.kernel)
@@ -51,20 +52,29 @@ def short_conv(conv, x):
   return y if conv.bias is None else y + array(conv.bias)
 
 
+def softmax(x):
+  e = np.exp(x - x.max())
+  return e / e.sum()
+
+
+def projections(qkv, x):
+  """q, k and v: projections of x, followed by short convolutions if the mixer has them."""
+  for projection, conv in ((qkv.q, qkv.q_conv), (qkv.k, qkv.k_conv), (qkv.v, qkv.v_conv)):
+    yield short_conv(conv, linear(projection, x))
+
+
 def convolved(qkv, x):
-  """q, k and v; where they are convolved, silu of that."""
-  for into, conv in ((qkv.q, qkv.q_conv), (qkv.k, qkv.k_conv), (qkv.v, qkv.v_conv)):
-    y = linear(into, x)
-    yield y if conv is None else silu(short_conv(conv, y))
+  """q, k and v, with SiLU after the convolutions; without convolutions no activation."""
+  return (y if qkv.q_conv is None else silu(y) for y in projections(qkv, x))
 
 
 def heads(x, H):
-  """[L d] to [L H d/H]."""
+  """Split heads: `[L d]` to `[L H d/H]`."""
   return x.reshape(len(x), H, -1)
 
 
 def rope(x):
-  """Turns the pairs (i, i + d/2) of x `[L H d]` by the angle t 10000^(-2i/d)."""
+  """Rotate the pairs (i, i + d/2) of x `[L H d]` by the angle t 10000^(-2i/d)."""
   half = x.shape[-1] // 2
   y = np.zeros_like(x)
   for t in range(len(x)):
@@ -76,14 +86,14 @@ def rope(x):
 
 
 def hyena_filter(layer, length, taps):
-  """h `[taps filters]`: a network of three layers of sines in the place s, under a window."""
+  """h `[taps filters]`: an MLP of the position s with three sine layers, times a window."""
   filters = layer.last.shape[1]
   h = np.zeros((taps, filters))
   for s in range(min(taps, length)):
     t = s / (length - 1)
     bands = (layer.kernels[0].shape[0] - 1) // 2
-    turns = np.exp(-1j * 2 * np.pi * s / length * np.linspace(1e-4, bands - 1, bands))
-    x = np.concatenate([[t], turns.real, turns.imag])
+    waves = np.exp(-1j * 2 * np.pi * s / length * np.linspace(1e-4, bands - 1, bands))
+    x = np.concatenate([[t], waves.real, waves.imag])
     for kernel, bias in zip(layer.kernels, layer.biases):
       x = np.sin(array(layer.frequency) * (x @ array(kernel) + array(bias)))
     rates = np.linspace(np.log(100) / 1.5, np.log(100) / 0.3, filters)
@@ -92,7 +102,7 @@ def hyena_filter(layer, length, taps):
 
 
 def head_output(output, o, x):
-  """Norm of each head, gate where there is one, output projection; o `[L H dv]`."""
+  """Per-head RMSNorm of o `[L H dv]`, optional SiLU gate, output projection."""
   y = rms_norm(o, output.norm.scale).reshape(len(x), -1)
   if output.gate is not None:
     y = y * silu(linear(output.gate, x))

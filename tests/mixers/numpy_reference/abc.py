@@ -1,12 +1,19 @@
-"""Slots are means of all keys and values so far, weighted by e^{s_t}; a query attends to them."""
+"""Slots are means of all keys and values so far, weighted by e^{s_t}; queries attend to slots."""
 
 import numpy as np
 
-from tests.mixers.numpy_reference import head_output, heads, linear, rope
+from tests.mixers.numpy_reference import (
+  head_output,
+  heads,
+  linear,
+  projections,
+  rope,
+  softmax,
+)
 
 MUTATIONS = [
-  ("clamp: float = 32.0", "clamp: float = 0.5"),
-  ("rope_base: float = 10000.0", "rope_base: float = 100.0"),
+  ("clamp: float = setting(32.0", "clamp: float = setting(0.5"),
+  ("rope_base: float = setting(10000.0", "rope_base: float = setting(100.0"),
   ("jnp.exp(s - z)", "jnp.exp(s)"),
   ("before - z)", "z - before)"),
   ("before - z)", "0.5 * (before - z))"),
@@ -15,14 +22,9 @@ MUTATIONS = [
 ]
 
 
-def softmax(x):
-  e = np.exp(x - x.max())
-  return e / e.sum()
-
-
 def plain(mixer, x):
   qkv, H = mixer.qkv, mixer.heads
-  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k, v = (heads(y, H) for y in projections(qkv, x))
   q, k = rope(q), rope(k)
   weight = np.exp(np.clip(heads(linear(mixer.slots, x), H), -32, 32))
   o = np.zeros_like(v)

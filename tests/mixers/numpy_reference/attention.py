@@ -1,11 +1,11 @@
-"""o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(d)) v_j, rotary positions or none."""
+"""o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(d)) v_j, with or without RoPE."""
 
 import numpy as np
 
-from tests.mixers.numpy_reference import heads, linear, rope
+from tests.mixers.numpy_reference import heads, linear, rope, softmax
 
 MUTATIONS = [
-  ("rope_base: float | None = 10000.0", "rope_base: float | None = 20000.0"),
+  ('10000.0, "Base of', '20000.0, "Base of'),
   ("(rope(y, position, self.cfg.rope_base) for y in (q, k))", "(rope(q, position, 1e4), k)"),
   ("rope(y, position, self", "rope(y, 0 * position, self"),
   ("causal_attention(q, k, v, window=window", "causal_attention(q, k, v, window=3"),
@@ -16,16 +16,15 @@ MUTATIONS = [
 
 def plain(mixer, x):
   H, window = mixer.heads, mixer.cfg.window
-  turn = (lambda y: y) if mixer.cfg.rope_base is None else rope
-  q = turn(heads(linear(mixer.q, x), H))
-  k = turn(heads(linear(mixer.k, x), mixer.kv_heads))
+  rotate = (lambda y: y) if mixer.cfg.rope_base is None else rope
+  q = rotate(heads(linear(mixer.q, x), H))
+  k = rotate(heads(linear(mixer.k, x), mixer.kv_heads))
   v = heads(linear(mixer.v, x), mixer.kv_heads)
   o = np.zeros_like(q)
   for t in range(len(x)):
     first = 0 if window is None else max(0, t - window + 1)
     for h in range(H):
-      of = h * mixer.kv_heads // H
-      scores = k[first : t + 1, of] @ q[t, h] / np.sqrt(q.shape[-1])
-      weights = np.exp(scores - scores.max())
-      o[t, h] = weights @ v[first : t + 1, of] / weights.sum()
+      group = h * mixer.kv_heads // H
+      scores = k[first : t + 1, group] @ q[t, h] / np.sqrt(q.shape[-1])
+      o[t, h] = softmax(scores) @ v[first : t + 1, group]
   return linear(mixer.out, o.reshape(len(x), -1))

@@ -1,4 +1,4 @@
-"""S_t = blockdiag_i(I - beta_t k_ti k_ti^T) S_{t-1} + beta_t k_t v_t^T, the transition in full."""
+"""S_t = blockdiag_i(I - beta_t k_ti k_ti^T) S_{t-1} + beta_t k_t v_t^T, as full matrices."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.mixers.numpy_reference import (
   heads,
   l2_norm,
   linear,
-  short_conv,
+  projections,
   sigmoid,
   silu,
 )
@@ -22,10 +22,7 @@ MUTATIONS = [
 
 def plain(mixer, x):
   H, dk, size = mixer.heads, mixer.key_size, mixer.cfg.block_size
-  convolved = lambda name: short_conv(
-    getattr(mixer.qkv, f"{name}_conv"), linear(getattr(mixer.qkv, name), x)
-  )
-  q, k, v = (heads(silu(convolved(name)), H) for name in "qkv")
+  q, k, v = (heads(silu(y), H) for y in projections(mixer.qkv, x))
   q, k = (l2_norm(y.reshape(len(x), H, -1, size)).reshape(y.shape) for y in (q, k))
   beta = sigmoid(linear(mixer.beta, x))
   block = np.arange(dk) // size
@@ -33,7 +30,7 @@ def plain(mixer, x):
   o = np.zeros_like(v)
   for t in range(len(x)):
     for h in range(H):
-      erased = np.outer(k[t, h], k[t, h]) * (block[:, None] == block)
-      S[h] = (np.eye(dk) - beta[t, h] * erased) @ S[h] + beta[t, h] * np.outer(k[t, h], v[t, h])
+      kk = np.outer(k[t, h], k[t, h]) * (block[:, None] == block)
+      S[h] = (np.eye(dk) - beta[t, h] * kk) @ S[h] + beta[t, h] * np.outer(k[t, h], v[t, h])
       o[t, h] = q[t, h] @ S[h] / np.sqrt(dk)
   return head_output(mixer.output, o, x)

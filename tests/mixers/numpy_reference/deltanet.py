@@ -7,7 +7,7 @@ from tests.mixers.numpy_reference import (
   heads,
   l2_norm,
   linear,
-  short_conv,
+  projections,
   sigmoid,
   silu,
 )
@@ -15,7 +15,7 @@ from tests.mixers.numpy_reference import (
 MUTATIONS = [
   ("Epilogue(cfg.activation, cfg.norm, dk)", 'Epilogue("identity", cfg.norm, dk)'),
   ("Epilogue(cfg.activation, cfg.norm, dk)", "Epilogue(cfg.activation, cfg.norm, dk // 2)"),
-  ('norm: Norm = "l2"', 'norm: Norm = "l1"'),
+  ('norm: Norm = setting("l2"', 'norm: Norm = setting("l1"'),
   ("beta = jax.nn.sigmoid(", "beta = 2 * jax.nn.sigmoid("),
   ("jax.nn.sigmoid(beta.astype", "jax.nn.sigmoid(-beta.astype"),
   ('Epilogue("silu", size=dv)', "Epilogue(size=dv)"),
@@ -38,12 +38,9 @@ ACTIVATIONS = {
 def plain(mixer, x):
   H, qkv, original = mixer.heads, mixer.qkv, mixer.cfg.activation == "elu"
   act = ACTIVATIONS[mixer.cfg.activation]
-  norm = l1_norm if original else l2_norm  # the two belong together, as in 2021
-  q, k = (
-    norm(heads(act(short_conv(conv, linear(into, x))), H))
-    for into, conv in ((qkv.q, qkv.q_conv), (qkv.k, qkv.k_conv))
-  )
-  v = heads(silu(short_conv(qkv.v_conv, linear(qkv.v, x))), H)
+  norm = l1_norm if original else l2_norm  # the DeltaNet of 2021 has elu and l1
+  q, k, v = projections(qkv, x)
+  q, k, v = norm(heads(act(q), H)), norm(heads(act(k), H)), heads(silu(v), H)
   beta = sigmoid(linear(mixer.beta, x)) * (2 if mixer.cfg.negative_eigenvalues else 1)
   S = np.zeros((H, q.shape[-1], v.shape[-1]))
   o = np.zeros_like(v)

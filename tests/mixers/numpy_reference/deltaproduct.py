@@ -1,4 +1,4 @@
-"""For each token a decay, then the steps S <- (I - beta_j k_j k_j^T) S + beta_j k_j v_j^T."""
+"""For each token the decay of S, then steps S <- (I - beta_j k_j k_j^T) S + beta_j k_j v_j^T."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tests.mixers.numpy_reference import (
   heads,
   l2_norm,
   linear,
-  short_conv,
+  projections,
   sigmoid,
   silu,
   softplus,
@@ -18,19 +18,17 @@ MUTATIONS = [
   ("at(n - 1, q)", "at(0, q)"),
   ("else at(0, g)", "else at(n - 1, g)"),
   ("o[:, n - 1 :: n]", "o[:, ::n]"),
-  ("negative_eigenvalues: bool = True", "negative_eigenvalues: bool = False"),
+  ('True, "beta in (0, 2)', 'False, "beta in (0, 2)'),
 ]
 
 
 def plain(mixer, x):
   H, dk, n = mixer.heads, mixer.key_size, mixer.cfg.steps
-  convolved = lambda name: short_conv(
-    getattr(mixer.qkv, f"{name}_conv"), linear(getattr(mixer.qkv, name), x)
-  )
-  q = l2_norm(heads(silu(convolved("q")), H))
+  q, k, v = (silu(y) for y in projections(mixer.qkv, x))
+  q = l2_norm(heads(q, H))
   # The columns of keys and values are ordered by step, then by head.
   steps = lambda y: y.reshape(len(x), n, H, -1)
-  k, v = l2_norm(steps(silu(convolved("k")))), steps(silu(convolved("v")))
+  k, v = l2_norm(steps(k)), steps(v)
   beta = steps(2 * sigmoid(linear(mixer.beta, x)))[..., 0]
   decay = np.ones((len(x), H))
   if mixer.cfg.forget_gate:

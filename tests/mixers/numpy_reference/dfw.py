@@ -1,8 +1,8 @@
-"""S_t = (a_t b_t^T) * S_{t-1} + k_t v_t^T with sigmoid gates a per key and b per value channel."""
+"""S_t = (a_t b_t^T) * S_{t-1} + k_t v_t^T with per-channel sigmoid gates a (keys), b (values)."""
 
 import numpy as np
 
-from tests.mixers.numpy_reference import head_output, heads, linear, sigmoid
+from tests.mixers.numpy_reference import head_output, heads, linear, projections, sigmoid
 
 MUTATIONS = [
   ("(self.alpha, self.beta))", "(self.beta, self.alpha))"),
@@ -15,7 +15,7 @@ MUTATIONS = [
 
 def plain(mixer, x):
   qkv, H = mixer.qkv, mixer.heads
-  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k, v = (heads(y, H) for y in projections(qkv, x))
   a, b = (heads(sigmoid(linear(gate, x)), H) for gate in (mixer.alpha, mixer.beta))
   S = np.zeros((H, q.shape[-1], v.shape[-1]))
   o = np.zeros_like(v)

@@ -8,7 +8,7 @@ from tests.mixers.numpy_reference import (
   heads,
   l2_norm,
   linear,
-  short_conv,
+  projections,
   sigmoid,
   silu,
   softplus,
@@ -27,8 +27,7 @@ MUTATIONS = [
 
 def plain(mixer, x):
   H, qkv = mixer.heads, mixer.qkv
-  convolved = lambda name: short_conv(getattr(qkv, f"{name}_conv"), linear(getattr(qkv, name), x))
-  q, k, v = (heads(silu(convolved(name)), H) for name in "qkv")
+  q, k, v = (heads(silu(y), H) for y in projections(qkv, x))
   q, k = l2_norm(q), l2_norm(k)
   beta = sigmoid(linear(mixer.beta, x))
   decay = np.exp(

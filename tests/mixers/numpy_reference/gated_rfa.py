@@ -1,12 +1,12 @@
-"""S_t = a_t S_{t-1} + (1 - a_t) f(k_t) v_t^T and z_t alike, o_t = f(q_t) S_t / f(q_t) z_t."""
+"""S_t = a_t S_{t-1} + (1 - a_t) f(k_t) v_t^T, z_t with 1 for v_t, o_t = f(q_t) S_t / f(q_t) z_t."""
 
 import numpy as np
 
-from tests.mixers.numpy_reference import array, heads, linear, sigmoid
+from tests.mixers.numpy_reference import array, heads, linear, projections, sigmoid
 
 MUTATIONS = [
-  ("seed: int = 0", "seed: int = 1"),
-  ("smallest: float = 0.01", "smallest: float = 0.8"),
+  ('0, "Random seed', '1, "Random seed'),
+  ("smallest: float = setting(0.01", "smallest: float = setting(0.8"),
   ("jax.nn.sigmoid(-gate)", "jax.nn.sigmoid(gate)"),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),
   ("norm + 1e-3", "norm + 1e-2"),
@@ -22,7 +22,7 @@ def features(x, W):
 
 def plain(mixer, x):
   qkv, H = mixer.qkv, mixer.heads
-  q, k, v = (heads(linear(into, x), H) for into in (qkv.q, qkv.k, qkv.v))
+  q, k, v = (heads(y, H) for y in projections(qkv, x))
   a = sigmoid(linear(mixer.decay, x))
   d = q.shape[-1]
   W = np.random.RandomState(0).standard_normal((H, mixer.cfg.features, d))

@@ -1,11 +1,11 @@
-"""S_t = Diag(a_t) S_{t-1} + k_t v_t^T with a_t = sigmoid(.)^(1/16) per key channel."""
+"""S_t = Diag(a_t) S_{t-1} + k_t v_t^T with the per-channel decay a_t = sigmoid(.)^(1/16)."""
 
 import numpy as np
 
 from tests.mixers.numpy_reference import convolved, head_output, heads, linear, sigmoid
 
 MUTATIONS = [
-  ("gate_temperature: float = 16.0", "gate_temperature: float = 1.0"),
+  ('16.0, "Temperature', '1.0, "Temperature'),
   (" / self.cfg.gate_temperature", ""),
   ("jax.nn.log_sigmoid(gate)", "jax.nn.log_sigmoid(-gate)"),
   ('"silu" if cfg.conv else "identity"', '"identity"'),

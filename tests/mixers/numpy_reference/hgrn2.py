@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from tests.mixers.numpy_reference import heads, linear, rms_norm, short_conv, sigmoid, silu
+from tests.mixers.numpy_reference import heads, linear, projections, rms_norm, sigmoid, silu
 
 
 def plain(mixer, x, gamma=0.0):
-  """Args: gamma: the lower bound `[D]` of the layer."""
-  p, H, L = mixer.qkv, mixer.heads, len(x)
-  q = heads(silu(short_conv(p.q_conv, linear(p.q, x))), H)
-  a = gamma + (1 - gamma) * sigmoid(short_conv(p.k_conv, linear(p.k, x)))
-  a, v = heads(a, H), heads(short_conv(p.v_conv, linear(p.v, x)), H)
+  """Args: gamma: lower bound `[D]` of the decay."""
+  H, L = mixer.heads, len(x)
+  q, f, v = projections(mixer.qkv, x)
+  a = gamma + (1 - gamma) * sigmoid(f)
+  q, a, v = heads(silu(q), H), heads(a, H), heads(v, H)
   o = np.zeros_like(v)
   S = np.zeros((H, a.shape[-1], v.shape[-1]))
   for t in range(L):
@@ -23,7 +23,7 @@ def plain(mixer, x, gamma=0.0):
 MUTATIONS = [
   ("jax.nn.log_sigmoid(f), jax.nn.sigmoid(-f)", "jax.nn.log_sigmoid(f), jax.nn.sigmoid(f)"),
   ("kept, forgotten = jax.nn.log_sigmoid(f)", "kept, forgotten = jax.nn.log_sigmoid(-f)"),
-  ("norm_eps: float = 1e-5", "norm_eps: float = 1e-3"),
+  ("norm_eps: float = setting(1e-5", "norm_eps: float = setting(1e-3"),
   ("jax.nn.silu(q)", "jax.nn.sigmoid(q)"),
   ("self.norm(merge_heads(o))", "merge_heads(o)"),
 ]

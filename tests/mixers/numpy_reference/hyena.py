@@ -10,7 +10,7 @@ MUTATIONS = [
   ("np.cos(angle), -np.sin(angle)", "np.cos(angle), np.sin(angle)"),
   ("np.linspace(1e-4, bands - 1", "np.linspace(0.1, bands - 1"),
   ("np.arange(len(t))[:, None] / length", "np.arange(len(t))[:, None] / (length - 1)"),
-  ("h = self.filter(L, wide).at[0].add", "h = self.filter(L, wide).at[0].subtract"),
+  ("h = self.filter(L, accum).at[0].add", "h = self.filter(L, accum).at[0].subtract"),
   ("read, *written = jnp.split(y, 3, axis=-1)", "*written, read = jnp.split(y, 3, axis=-1)"),
   ("return read * y", "return y"),
 ]

@@ -1,4 +1,4 @@
-"""S_t = (I - beta_t k_t k_t^T) Diag(a_t) S_{t-1} + beta_t k_t v_t^T, a decay per key channel."""
+"""S_t = (I - beta_t k_t k_t^T) Diag(a_t) S_{t-1} + beta_t k_t v_t^T, with a per-channel decay a."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from tests.mixers.numpy_reference import (
   heads,
   l2_norm,
   linear,
+  projections,
   rms_norm,
-  short_conv,
   sigmoid,
   silu,
   softplus,
@@ -27,10 +27,7 @@ MUTATIONS = [
 def plain(mixer, x):
   H, dk = mixer.heads, mixer.key_size
   low_rank = lambda layer: linear(layer.up, linear(layer.down, x))
-  convolved = lambda name: short_conv(
-    getattr(mixer.qkv, f"{name}_conv"), linear(getattr(mixer.qkv, name), x)
-  )
-  q, k, v = (heads(silu(convolved(name)), H) for name in "qkv")
+  q, k, v = (heads(silu(y), H) for y in projections(mixer.qkv, x))
   q, k = l2_norm(q), l2_norm(k)
   beta = (2 if mixer.cfg.negative_eigenvalues else 1) * sigmoid(linear(mixer.beta, x))
   dt = heads(softplus(low_rank(mixer.decay) + array(mixer.dt_bias)), H)

@@ -1,4 +1,4 @@
-"""S_t = S_{t-1} + f(k_t) v_t^T, read by f(q_t); divided by f(q_t) . sum of f(k) if normalised."""
+"""S_t = S_{t-1} + f(k_t) v_t^T, o_t = f(q_t) S_t, divided by f(q_t) . sum of f(k) if normalized."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ MUTATIONS = [
 
 
 def features(layer, x):
-  """Of x `[d]`, one head of one token."""
+  """Feature map f(x) of x `[d]`, one head of one token."""
   d = len(x)
   relu = lambda y: np.maximum(y, 0)
   match layer.name:

@@ -5,7 +5,7 @@ import numpy as np
 from tests.mixers.numpy_reference import array, heads, hyena_filter, linear, short_conv
 
 MUTATIONS = [
-  ("h = self.filter(L, wide).at[0].add", "h = 2 * self.filter(L, wide).at[0].add"),
+  ("h = self.filter(L, accum).at[0].add", "h = 2 * self.filter(L, accum).at[0].add"),
   ("read, *written = jnp.split(y, 3, axis=-1)", "*written, read = jnp.split(y, 3, axis=-1)"),
   ("long_conv_attention(q, k, v", "long_conv_attention(k, q, v"),
   ("long_conv_attention(q, k, v", "long_conv_attention(q, v, k"),

@@ -1,4 +1,4 @@
-"""S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T in head h = 0, 1, .., rotary positions."""
+"""S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T in head h = 0, 1, .., with RoPE."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MUTATIONS = [
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5.0 * np.ones(H))"),
   ("2.0 ** (-5 - np.arange(H))", "2.0 ** (-5 - np.arange(H)[::-1])"),
   ("np.log1p(-(2.0", "np.log1p((2.0"),
-  ("rope_base: float = 10000.0", "rope_base: float = 1000.0"),
+  ("rope_base: float = setting(10000.0", "rope_base: float = setting(1000.0"),
   ("rope(y, position, self", "rope(y, 0 * position, self"),
 ]
 

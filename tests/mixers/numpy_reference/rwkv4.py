@@ -6,8 +6,8 @@ from tests.mixers.numpy_reference import array, linear, sigmoid
 
 
 def plain(mixer, x):
-  before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
-  mixed = lambda share: x + (before - x) * array(share)
+  previous = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+  mixed = lambda share: x + (previous - x) * array(share)
   k, v = linear(mixer.k, mixed(mixer.k_share)), linear(mixer.v, mixed(mixer.v_share))
   r = sigmoid(linear(mixer.r, mixed(mixer.r_share)))
   w, u = -np.exp(array(mixer.decay)), array(mixer.bonus)

@@ -1,4 +1,4 @@
-"""o_t = r_t (S_{t-1} + (u * k_t) v_t), S_t = Diag(e^{w_t}) S_{t-1} + k_t v_t, learned shifts."""
+"""o_t = r_t (S_{t-1} + (u * k_t) v_t), S_t = Diag(e^{w_t}) S_{t-1} + k_t v_t, with token shift."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from tests.mixers.numpy_reference import array, heads, linear, silu
 
 def plain(mixer, x):
   H, L = mixer.heads, len(x)
-  before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
-  delta = before - x
+  previous = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+  delta = previous - x
   m = np.tanh((x + delta * array(mixer.share)) @ array(mixer.shift_down)).reshape(L, 5, -1)
   shares, up = array(mixer.shares), array(mixer.shift_up)
   x_w, x_k, x_v, x_r, x_g = (x + delta * (shares[j] + m[:, j] @ up[j]) for j in range(5))

@@ -16,8 +16,8 @@ MUTATIONS = [
 
 def plain(mixer, x):
   H, d = mixer.heads, mixer.key_size
-  before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
-  x_r, x_w, x_k, x_v, x_a, x_g = (x + (before - x) * share for share in array(mixer.shares))
+  previous = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+  x_r, x_w, x_k, x_v, x_a, x_g = (x + (previous - x) * share for share in array(mixer.shares))
   low_rank = lambda layer, x, act: linear(layer.up, act(linear(layer.down, x)))
   r, k, v = linear(mixer.r, x_r), linear(mixer.k, x_k), linear(mixer.v, x_v)
   w = sigmoid(low_rank(mixer.decay, x_w, np.tanh) + array(mixer.decay_bias))

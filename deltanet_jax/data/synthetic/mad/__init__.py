@@ -1,4 +1,4 @@
-"""The six tasks of Mechanistic Architecture Design (Poli et al. 2024) and their settings."""
+"""The six tasks of the MAD benchmark (Mechanistic Architecture Design, Poli et al. 2024)."""
 
 from deltanet_jax.data.synthetic.base import SyntheticTask
 from deltanet_jax.data.synthetic.mad.copy_memorize_compress import Compress, Memorize, SelectiveCopy
@@ -22,8 +22,8 @@ def _one_at_a_time(baseline: dict, **others: tuple) -> list[dict]:
 
 _FEWER = (6400, 3200, 1600, 800)
 _LONGER = (256, 512, 1024)
-# What `make` takes for each setting of a task: its baseline, then one factor changed at a time. A
-# task's score is the mean over them of the best test accuracy.
+# Arguments of `make` for each setting of a task: the baseline, then one factor changed at a time. A
+# task's score is the mean over settings of the best test accuracy.
 SETTINGS: dict[str, list[dict]] = dict(
   context_recall=_one_at_a_time(
     dict(vocab=16, length=128, examples=12800),
@@ -76,13 +76,20 @@ def make(
   test_examples: int = 1280,
   **extras,
 ) -> SyntheticTask:
-  """The task of this name; its rows are those of the benchmark, so `shape` says how long they are.
+  """Make a MAD task by name.
 
   Args:
-    length: of the sequence that is drawn, the benchmark's `seq_len`; recall gives the model all
-      but its last token.
-    shuffle: the order of a fixed set in every epoch; by default another one each time.
-    extras: of the task alone: `noise` and `noise_vocab`, `copied`.
+    task: One of TASKS.
+    vocab: Vocabulary size.
+    length: Length of the drawn sequence, the benchmark's `seq_len`. For recall tasks the model's
+      input lacks the last token; `shape` has the input length.
+    examples: Size of the training set; None draws fresh examples for every batch.
+    batch: Global batch size.
+    seed: Of all examples.
+    shuffle: Whether to reshuffle in every epoch; by default True for a fixed set.
+    validation_examples: Size of the validation set.
+    test_examples: Size of the test set.
+    extras: Settings of single tasks: `noise` and `noise_vocab`, `copied`.
   """
   if task not in TASKS:
     raise ValueError(f"task is {task!r}, expected one of {list(TASKS)}.")
