@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -23,6 +24,25 @@ def writing(folder: str | pathlib.Path):
     if e.errno not in _DISK:
       raise
     raise OSError(f"{folder} cannot be written ({e.strerror}): name a folder that can.") from e
+
+
+def check_writable(folder: str | pathlib.Path):
+  """Create a folder, and raise OSError if no file can be written to it.
+
+  Call it before hours of computation whose results go there. Folders that it created are removed
+  again.
+  """
+  folder = pathlib.Path(folder)
+  created = [path for path in (folder, *folder.parents) if not path.exists()]
+  with writing(folder):
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+      with tempfile.TemporaryFile(dir=folder):
+        pass
+    finally:
+      for path in created:
+        with contextlib.suppress(OSError):  # it does not exist, or another process has used it
+          path.rmdir()
 
 
 @contextlib.contextmanager

@@ -110,4 +110,4 @@ def run(out: pathlib.Path):
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, OSError))
+  app.run(main, own_signals=True, expected=(ValueError, OSError))

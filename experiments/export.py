@@ -1,13 +1,16 @@
-"""Takes a trained model out of its workdir: plain orbax weights, or the public safetensors format.
+"""Export the weights of a run: as an orbax checkpoint, or as safetensors of the public library.
 
   python -m experiments.export --workdir=results/lm --output=results/weights
   python -m experiments.export --workdir=results/lm --output=results/fla --format=safetensors
 
-The first is read by `deltanet_jax.load_trained` and, as a dictionary of arrays, by orbax alone; the
-second by `deltanet_jax.load_fla` and by the public PyTorch library. It holds DeltaNet and Gated
-DeltaNet, with or without attention in some of the layers.
+`deltanet_jax.load_trained` reads the first; orbax alone reads it as a dictionary of arrays.
+`deltanet_jax.load_fla` and the PyTorch library flash-linear-attention read the second, which
+supports DeltaNet and Gated DeltaNet, with or without attention in some of the layers.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 from absl import flags
 
 from deltanet_jax.data import load_tokenizer
@@ -17,8 +20,10 @@ from experiments.lib import app
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write, new or empty.", required=True)
-_STEP = flags.DEFINE_integer("step", None, "Which checkpoint; the newest whole one by default.")
-_FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "safetensors"], "What to write.")
+_STEP = flags.DEFINE_integer(
+  "step", None, "Step of the checkpoint; the latest complete one by default."
+)
+_FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "safetensors"], "Format of the weights.")
 
 
 def main():

@@ -1,14 +1,17 @@
-"""Fetches public-domain text and prepares it as bytes, for the small table of language models.
+"""Download public-domain text and tokenize it as bytes, for the small language-model sweep.
 
   make corpus
   python -m experiments.fetch_corpus             # the same
-  python -m experiments.fetch_corpus --shipped   # without a network: the two novels of this package
+  python -m experiments.fetch_corpus --shipped   # without network: the two bundled novels
 
-About 26 MB from packages of Debian that are named in experiments/lib/debian_texts.py, downloaded by
-name and not installed: mostly religious prose, and six novels. OUTPUT/text.jsonl has the documents,
-OUTPUT/tokens is the corpus. It is prepared again only if the text has changed.
+About 26 MB from the Debian packages listed in experiments/lib/debian_texts.py, downloaded but not
+installed: mostly religious prose, and six novels. OUTPUT/text.jsonl has the documents,
+OUTPUT/tokens the corpus, which is tokenized again only if the text has changed.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import collections
 import json
 import pathlib
@@ -22,18 +25,18 @@ from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.files import writing
 from experiments.lib import app, debian_texts
 
-_OUTPUT = flags.DEFINE_string("output", "results/corpus", "Folder of text and tokens.")
-_SHIPPED = flags.DEFINE_bool("shipped", False, "The novels of this package instead.")
-VALIDATION = 0.01  # of the text's bytes; of the shipped text, which is small, a tenth
+_OUTPUT = flags.DEFINE_string("output", "results/corpus", "Folder for text and tokens.")
+_SHIPPED = flags.DEFINE_bool("shipped", False, "Use the bundled novels instead.")
+VALIDATION = 0.01  # fraction of the bytes; 0.1 of the bundled novels, which are short
 
 
 def main():
   output = pathlib.Path(_OUTPUT.value)
   with writing(output):
     output.mkdir(parents=True, exist_ok=True)
-    text, share = shipped_corpus(), 0.1
+    text, fraction = shipped_corpus(), 0.1
     if not _SHIPPED.value:
-      text, share = output / "text.jsonl", VALIDATION
+      text, fraction = output / "text.jsonl", VALIDATION
       sizes = collections.Counter()
       with files.replacing(text) as new, open(new, "w") as file:
         for package, piece in debian_texts.fetch():
@@ -41,16 +44,17 @@ def main():
           sizes[package] += len(piece.encode())
       for package, size in sizes.items():
         print(f"{size / 1e6:5.1f} MB  {package}: {debian_texts.PACKAGES[package]}")
-    tokens, kept = output / "tokens", output / "text.sha256"
+    tokens, hash_file = output / "tokens", output / "text.sha256"
     found = files.sha256(text)
-    if tokens.exists() and (not kept.is_file() or kept.read_text() != found):
-      shutil.rmtree(tokens)  # of another text
-    manifest = prepare(text, tokens, load_tokenizer("bytes"), validation=share)
-    files.write_text(kept, found)
-  train, held = manifest.train, manifest.validation
+    if tokens.exists() and (not hash_file.is_file() or hash_file.read_text() != found):
+      shutil.rmtree(tokens)  # tokens of another text
+    manifest = prepare(text, tokens, load_tokenizer("bytes"), validation=fraction)
+    files.write_text(hash_file, found)
+  train, validation = manifest.train, manifest.validation
   print(
-    f"{tokens}: {train.bytes / 1e6:.1f} MB in {train.documents} documents to train on,"
-    f" {held.bytes / 1e3:.0f} kB in {held.documents} held out; sha256 of the text {found[:12]}"
+    f"{tokens}: {train.bytes / 1e6:.1f} MB in {train.documents} documents for training,"
+    f" {validation.bytes / 1e3:.0f} kB in {validation.documents} for validation; sha256 of the text"
+    f" {found[:12]}"
   )
 
 

@@ -1,4 +1,4 @@
-"""Lists every preset: parameters, decode state, the paper's state expansion, cost per token.
+"""List all presets: parameters, decode state, the paper's state expansion, FLOP per token.
 
 python -m experiments.models
 python -m experiments.models --match=1.3b --length=4096
@@ -6,6 +6,9 @@ python -m experiments.models --mixers
 python -m experiments.models --mixers --markdown
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 from absl import flags
 
 from deltanet_jax.mixers import MIXERS
@@ -14,10 +17,10 @@ from experiments.lib import app, mixer_table
 
 _MATCH = flags.DEFINE_string("match", "", "Only presets, or mixers, whose name contains this.")
 _LENGTH = flags.DEFINE_integer(
-  "length", 2048, "Tokens per sequence: of training, and in attention's cache.", lower_bound=1
+  "length", 2048, "Sequence length, also of the KV cache of attention.", lower_bound=1
 )
-_MIXERS = flags.DEFINE_bool("mixers", False, "The mixers and their formulas instead of presets.")
-_MARKDOWN = flags.DEFINE_bool("markdown", False, "The table of --mixers as Markdown.")
+_MIXERS = flags.DEFINE_bool("mixers", False, "List mixers and their formulas instead of presets.")
+_MARKDOWN = flags.DEFINE_bool("markdown", False, "Print the table of --mixers as Markdown.")
 
 
 def show_mixers(names):
@@ -26,7 +29,7 @@ def show_mixers(names):
 
 def show_presets(names):
   print(
-    f"{'preset':26}{'parameters':>16}{'state numbers':>16}{'state exp.':>12}{'MFLOP/token':>13}"
+    f"{'preset':26}{'parameters':>16}{'state elements':>16}{'state exp.':>12}{'MFLOP/token':>13}"
   )
   for name in names:
     s = summarize(preset(name), _LENGTH.value)
@@ -39,7 +42,7 @@ def main():
   if not names:
     raise ValueError(f"no name contains {_MATCH.value!r}.")
   if _MARKDOWN.value and not _MIXERS.value:
-    raise ValueError("--markdown is of the table of --mixers: give both.")
+    raise ValueError("--markdown needs --mixers: set both.")
   (show_mixers if _MIXERS.value else show_presets)(names)
 
 

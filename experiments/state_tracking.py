@@ -83,4 +83,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, OSError, DivergenceError))
+  app.run(main, own_signals=True, expected=(ValueError, OSError, DivergenceError))

@@ -69,4 +69,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main, expected=(ValueError, OSError))
+  app.run(main, own_signals=True, expected=(ValueError, OSError))

@@ -1,22 +1,25 @@
-"""Trains a model: `--config` is the experiment, `--workdir` is where it goes and goes on.
+"""Train a model, or resume training: `--config` is the experiment, `--workdir` the run's folder.
 
-  python -m experiments.train --config=experiments/configs/demo.py --workdir=results/lm
-  python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --workdir=DIR \\
+  python -m experiments.train --config=demo --workdir=results/lm
+  python -m experiments.train --config=lm:deltanet-340m --workdir=DIR \\
     --config.data.corpus=CORPUS --config.mesh.fsdp=8
-  python -m experiments.train ... --workdir=NEW --init_from=RUN     # from its weights, at step 0
+  python -m experiments.train --config=/any/path/config.py --workdir=DIR
+  python -m experiments.train ... --workdir=NEW --init_from=RUN     # its weights, from step 0
   python -m experiments.train ... --workdir=RUN --config.tokens=2000000 --extend
 
-Every field can be set (`--config.optimizer.learning_rate=1e-3`). Started again, the same command
-goes on from the newest checkpoint. SIGTERM saves and exits with code 75, Ctrl-C saves and exits
-with 130, a second Ctrl-C saves nothing. Many hosts: experiments/README.md.
+`--config` is a name in experiments/configs or the path of a Python file; an argument of its
+get_config may follow after a colon. Every field can be set
+(`--config.optimizer.learning_rate=1e-3`). The same command resumes from the latest checkpoint.
+SIGTERM saves a checkpoint and exits with code 75, Ctrl-C saves and exits with 130, a second Ctrl-C
+exits without saving. Multiple hosts: experiments/README.md.
 
-An extended run goes on with the data that come next and keeps its optimiser. Its learning rate is,
-from that step on, the one of a run of the larger number of tokens: a cosine that had come down goes
-up again to where it would be (the command says from what to what). For another schedule start a new
-run from its weights, by --init_from.
+--extend resumes a run with a larger number of tokens: data and optimizer state continue, and the
+learning rate follows the schedule of the longer run from that step on, so a cosine that has decayed
+jumps up again (the command prints both values). For another schedule, start a new run from its
+weights with --init_from.
 """
 
-from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
 
 # isort: split
 import pathlib
@@ -27,22 +30,24 @@ from deltanet_jax.train import DivergenceError, InitFrom
 from experiments.lib import app, config_file, multihost, training
 from experiments.lib.multihost import report
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run; created, or continued.")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder of the run: created, or resumed if it exists."
+)
 _INIT_FROM = flags.DEFINE_string(
   "init_from",
   None,
-  "Weights that a new run begins with: the folder of a run, of an export, or of a public"
-  " checkpoint. Step and optimiser are new; the model must be the same.",
+  "Initial weights of a new run: the folder of a run, of exported weights, or of a public"
+  " checkpoint. The run starts at step 0 with a new optimizer; the model must be the same.",
 )
 _INIT_STEP = flags.DEFINE_integer(
-  "init_step", None, "Which checkpoint of the run in --init_from; the newest whole one by default."
+  "init_step", None, "Step of the checkpoint of --init_from; the latest complete one by default."
 )
 _EXTEND = flags.DEFINE_bool(
-  "extend", False, "Let a run of the workdir go on to a larger --config.tokens; see above."
+  "extend", False, "Resume the run with a larger --config.tokens; see above."
 )
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
 _FROM_SCRATCH = flags.DEFINE_bool(
-  "from_scratch", False, "Start at 0 if every checkpoint of the workdir was damaged."
+  "from_scratch", False, "Start at step 0 if all checkpoints of the workdir are damaged."
 )
 
 
@@ -51,7 +56,7 @@ def main():
   if cfg is None or not _WORKDIR.value:
     raise ValueError("--config and --workdir are needed; see --help.")
   if _INIT_STEP.value is not None and not _INIT_FROM.value:
-    raise ValueError("--init_step is of the run in --init_from: give both.")
+    raise ValueError("--init_step needs --init_from: set both.")
   workdir = pathlib.Path(_WORKDIR.value)
   multihost.join()
   initial = (
@@ -66,4 +71,4 @@ def main():
 
 if __name__ == "__main__":
   expected = (ValueError, OSError, DivergenceError)
-  app.run(main, expected=expected, parse=config_file.parse)
+  app.run(main, expected=expected, parse=config_file.parse, own_signals=True)

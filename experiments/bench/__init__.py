@@ -1,1 +1,1 @@
-"""Commands that time something on this machine."""
+"""Benchmarks on this machine: speed, memory, and comparisons with other libraries."""

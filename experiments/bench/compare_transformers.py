@@ -1,16 +1,18 @@
-"""Mixers beside the same layers of other libraries, with the same weights: how far they differ.
+"""Compare mixers with the same layers of Hugging Face transformers, with the same weights.
 
-The other libraries are no dependency: they run in an environment of their own, whose Python is
-named. There for example:
+transformers and torch are no dependencies: they run in an environment of their own.
 
   python -m venv OTHER && OTHER/bin/pip install torch transformers
   python -m experiments.bench.compare_transformers --reference_python=OTHER/bin/python
 
-An error is the largest difference over the root mean square of the other side: of the output, of
-the output when we decode token by token, of the input's gradient, and of the weight's gradient that
-differs most. Both sides are in float32.
+Errors are the largest absolute difference relative to the root mean square of the reference: of
+the output, of the output when decoding token by token, of the gradient of the input, and of the
+weight gradient with the largest error. Both compute in float32.
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import json
 import pathlib
 import subprocess
@@ -37,18 +39,18 @@ _LAYERS = flags.DEFINE_multi_enum(
   "layer",
   [case.layer for case in CASES],
   [case.layer for case in CASES],
-  "Layers of other libraries to compare with; repeat the flag.",
+  "Layer of transformers to compare with; repeatable.",
 )
 
 
 def path_of(path: tuple) -> str:
-  """The name of a weight, as `output.norm.scale`."""
+  """The name of a weight, like `output.norm.scale`."""
   names = [str(getattr(part, "name", getattr(part, "key", part))) for part in path]
   return ".".join(name for name in names if name != "value")
 
 
-def draw(case: LayerCase, rng: np.random.Generator) -> Mixer:
-  """Our mixer, near its initial weights, but with none that is zero or one."""
+def random_mixer(case: LayerCase, rng: np.random.Generator) -> Mixer:
+  """Our mixer with perturbed initial weights, so that none is exactly zero or one."""
   mixer = build_mixer(case.config, D, eps=case.eps, rngs=nnx.Rngs(params=0))
 
   def weight(path, x):
@@ -61,7 +63,7 @@ def draw(case: LayerCase, rng: np.random.Generator) -> Mixer:
   return jax.tree_util.tree_map_with_path(weight, mixer)
 
 
-def by_steps(mixer: Mixer, x):
+def decode(mixer: Mixer, x):
   """The output of decoding token by token."""
 
   def step(state, x_t):
@@ -73,7 +75,7 @@ def by_steps(mixer: Mixer, x):
 
 
 def error(ours, theirs) -> float:
-  """The largest difference over the root mean square of theirs."""
+  """Largest absolute difference relative to the root mean square of the reference."""
   ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
   return float(np.abs(ours - theirs).max() / np.sqrt(np.mean(theirs**2)))
 
@@ -81,18 +83,18 @@ def error(ours, theirs) -> float:
 @jax.jit
 def _ours(mixer, x, dy):
   y, vjp = jax.vjp(lambda mixer, x: mixer(x), mixer, x)
-  return y, by_steps(mixer, x), *vjp(dy)
+  return y, decode(mixer, x), *vjp(dy)
 
 
 class Comparison:
-  """One case: what is asked of the other side, and how far its answer is from ours."""
+  """One case: writes the request to the worker, and compares its answer with our mixer."""
 
   def __init__(self, case: LayerCase):
     rng = np.random.default_rng(0)
-    self.case, self.mixer = case, draw(case, rng)
+    self.case, self.mixer = case, random_mixer(case, rng)
     self.x, self.dy = rng.standard_normal((2, B, L, D)).astype(np.float32)
 
-  def ask(self, folder: pathlib.Path):
+  def write_request(self, folder: pathlib.Path):
     weights = {f"weights/{name}": x for name, x in self.case.weights(self.mixer).items()}
     settings = json.dumps(dict(hidden_size=D, **self.case.settings))
     request = dict(layer=self.case.layer, settings=settings, x=self.x, dy=self.dy)
@@ -102,7 +104,7 @@ class Comparison:
     theirs = np.load(folder / f"answer_{self.case.layer}.npz")
     with jax.default_matmul_precision("highest"):
       y, decoded, gradients, dx = _ours(self.mixer, self.x, self.dy)
-      # Their gradients in terms of our weights.
+      # Gradients of the reference, mapped to our weights.
       copied, back = jax.vjp(self.case.weights, self.mixer)
       (their_gradients,) = back({name: jnp.asarray(theirs[f"weights/{name}"]) for name in copied})
     named = jax.tree_util.tree_leaves_with_path(gradients)
@@ -123,26 +125,26 @@ class Comparison:
 
 
 def run_worker(python: str, folder: pathlib.Path) -> dict:
-  """Versions of the other side, which has answered all requests in the folder."""
-  # Isolated: our folders are not on its path.
+  """Run the reference on all requests in the folder; return its package versions."""
+  # Isolated mode: our checkout is not on its path.
   command = [python, "-I", compare_transformers_worker.__file__, str(folder)]
   try:
     done = subprocess.run(command, capture_output=True, text=True)
   except OSError as wrong:
     raise ValueError(f"--reference_python={python} cannot be run: {wrong.strerror}.") from wrong
   if done.returncode:
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     raise ValueError(
-      f"{python} could not run the other side: {last}; in its environment, pip install torch"
-      " transformers as new as the layers that are compared."
+      f"{python} could not run the reference: {last}; in its environment, pip install torch"
+      " and a version of transformers that has all compared layers."
     )
   return json.loads((folder / "versions.json").read_text())
 
 
-def show(rows: list[tuple[dict, dict]]) -> str:
+def show(results: list[tuple[dict, dict]]) -> str:
   columns = ("output", "decoding", "input_gradient", "weight_gradient")
   lines = [
-    [key["mixer"], key["layer"], *(f"{x[column]:.1e}" for column in columns)] for key, x in rows
+    [key["mixer"], key["layer"], *(f"{x[column]:.1e}" for column in columns)] for key, x in results
   ]
   return table(["mixer", "layer", *(column.replace("_", " ") for column in columns)], lines)
 
@@ -154,20 +156,21 @@ def main():
   cases = [case for case in CASES if case.layer in _LAYERS.value]
   key_of = lambda case: dict(mixer=case.config.kind, layer=case.layer, batch=B, length=L, width=D)
   if all(out.has(key_of(case)) for case in cases):
-    print(f"{out.path} has all rows from this commit; --again compares anew")
+    print(f"{out.path} has all records of this commit; --again measures them again")
     return
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    comparisons = [Comparison(case) for case in tqdm(cases, desc="drawing weights")]
+    comparisons = [Comparison(case) for case in tqdm(cases, desc="initializing weights")]
     for comparison in comparisons:
-      comparison.ask(folder)
+      comparison.write_request(folder)
     versions = run_worker(_PYTHON.value, folder)
-    rows = []
+    results = []
     for comparison in tqdm(comparisons, desc="comparing"):
-      rows.append((key_of(comparison.case), comparison.metrics(folder) | dict(versions=versions)))
-      out.write(*rows[-1])
-  print(show(rows))
-  print(f"all rows: {out.path}; tables: python -m experiments.plots")
+      metrics = comparison.metrics(folder) | dict(versions=versions)
+      results.append((key_of(comparison.case), metrics))
+      out.write(*results[-1])
+  print(show(results))
+  print(f"all records: {out.path}; table: python -m experiments.plots")
 
 
 if __name__ == "__main__":

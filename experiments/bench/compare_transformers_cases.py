@@ -1,4 +1,4 @@
-"""Which mixers have a counterpart in another library, and what their weights are called there."""
+"""Cases of `compare_transformers`: mixers with a counterpart in transformers, and weight names."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from jaxtyping import Array
 from deltanet_jax.config import MixerConfig
 from deltanet_jax.mixers import Mixer, mixer_config
 
-# Several chunks on either side, and a part of one; the outside ones have 64 tokens.
+# Several chunks and an incomplete one in both libraries; transformers has chunks of 64.
 B, L, D, CHUNK = 2, 150, 32, 32
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCase:
-  """A mixer beside a layer of another library.
+  """A mixer and the corresponding layer of transformers.
 
   Args:
-    layer: its name in `outside_worker.LAYERS`.
-    settings: what its configuration is made of, besides the width.
-    weights: ours, by its names and in its layout.
+    layer: its name in `compare_transformers_worker.LAYERS`.
+    settings: arguments of its config, without the width.
+    weights: converts our weights to its names and layout.
     eps: of norms.
-    add: to initial weights, by name, so that every part of the layer matters.
-    missing: weights that it does not have; zeros here, and without a gradient to compare.
+    add: offsets of initial weights, by name, so that every part of the layer has an effect.
+    missing: weights that it lacks; zero in ours, and their gradients are not compared.
   """
 
   config: MixerConfig
@@ -36,7 +36,7 @@ class LayerCase:
 
 
 def _rows(*parts):
-  """Kernels of linear maps, or filters, side by side as torch keeps them: outputs first."""
+  """Kernels of linear layers or convolutions, concatenated in the torch layout (outputs first)."""
   return jnp.concatenate([part.kernel[...].T for part in parts])
 
 
@@ -72,12 +72,12 @@ def _mamba2(m):
 
 
 def _rwkv4(m):
-  # Ours is the share of the token before, theirs that of the token itself.
-  own = lambda share: (1 - share[...])[None, None]
+  # Ours is the weight of the previous token, theirs that of the current token.
+  current = lambda previous: (1 - previous[...])[None, None]
   return {
-    "time_mix_key": own(m.k_share),
-    "time_mix_value": own(m.v_share),
-    "time_mix_receptance": own(m.r_share),
+    "time_mix_key": current(m.k_share),
+    "time_mix_value": current(m.v_share),
+    "time_mix_receptance": current(m.r_share),
     "time_decay": m.decay[...],
     "time_first": m.bonus[...],
     "key.weight": _rows(m.k),
@@ -124,7 +124,7 @@ def _olmo(m):
 
 
 def _qwen(m):
-  # Head by head: all that is projected for one, then the next.
+  # All projections of the first head, then those of the next.
   by_head = lambda *parts: jnp.concatenate(
     [_rows(part).reshape(m.heads, -1, D) for part in parts], axis=1
   ).reshape(-1, D)
@@ -181,7 +181,7 @@ CASES = [
     ),
     _mamba2,
   ),
-  # The one of transformers that takes the norm over each group, as the authors' own does.
+  # The Mamba2 of transformers with a norm per group, as in the authors' implementation.
   LayerCase(
     mixer_config("mamba2")(groups=2, **_MAMBA2),
     "Zamba2MambaMixer",
@@ -204,7 +204,7 @@ CASES = [
     "xLSTMLayer",
     dict(num_heads=2, num_hidden_layers=1, autocast_kernel_dtype="float32"),
     _mlstm,
-    # At first nothing is written, and the normaliser would be 1 everywhere.
+    # With its initial input gate of almost 0, the normalizer would be 1 everywhere.
     add=dict(input_bias=10.0),
   ),
   LayerCase(

@@ -1,9 +1,7 @@
-"""Run layers of other libraries with given weights, for `experiments.bench.compare_transformers`.
+"""Run layers of transformers with given weights; started by `compare_transformers`.
 
-Started by it with the Python of an environment that has torch and transformers, which this
-project does not depend on; so nothing of the project is imported here, and only here is the other
-side named. For every request_NAME.npz in the folder it writes answer_NAME.npz: the output, and the
-gradients of its product with a cotangent.
+Runs in an environment with torch and transformers, so it imports nothing of this project. For every
+request_NAME.npz in the folder it writes answer_NAME.npz: the output, and its VJP with a cotangent.
 """
 
 import importlib
@@ -15,7 +13,7 @@ import sys
 import numpy as np
 
 _MODELS = "transformers.models"
-# Layer -> module, class of its settings.
+# Layer -> module, config class.
 LAYERS = {
   "MambaMixer": (f"{_MODELS}.mamba.modeling_mamba", "MambaConfig"),
   "Mamba2Mixer": (f"{_MODELS}.mamba2.modeling_mamba2", "Mamba2Config"),
@@ -60,7 +58,7 @@ def main(folder):
     import transformers
     import transformers.utils
 
-    # Where the package xlstm is installed, transformers has no layer of its own.
+    # If the package xlstm is installed, transformers defines no layer itself.
     transformers.utils.is_xlstm_available = lambda: False
     for path in sorted(folder.glob("request_*.npz")):
       found = answer(torch, np.load(path))

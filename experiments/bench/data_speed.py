@@ -1,11 +1,14 @@
-"""Tokens per second that training batches can be read at, to hold against those of a model.
+"""Measure the throughput of the data pipeline (tokens/s), to compare with that of training.
 
-By default the shipped novels are prepared in a temporary folder; --corpus reads a prepared one.
+By default it tokenizes the bundled novels into a temporary folder; --corpus reads a prepared one.
 
   python -m experiments.bench.data_speed
   python -m experiments.bench.data_speed --corpus=FOLDER --length=2048 --batch=32 --workers=4
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import itertools
 import pathlib
 import tempfile
@@ -25,16 +28,18 @@ from deltanet_jax.data.corpus.prepare import prepare
 from experiments.lib import app, records
 from experiments.lib.tables import table
 
-_CORPUS = flags.DEFINE_string("corpus", None, "Folder that experiments.prepare_data has written.")
-_LENGTHS = flags.DEFINE_multi_integer("length", [512, 2048], "Tokens of a row; repeatable.")
-_WORKERS = flags.DEFINE_multi_integer("workers", [0, 2], "Threads that read ahead; repeatable.")
-_BATCH = flags.DEFINE_integer("batch", 8, "Rows.", lower_bound=1)
+_CORPUS = flags.DEFINE_string("corpus", None, "Folder written by experiments.prepare_data.")
+_LENGTHS = flags.DEFINE_multi_integer("length", [512, 2048], "Sequence length; repeatable.")
+_WORKERS = flags.DEFINE_multi_integer("workers", [0, 2], "Prefetch threads; repeatable.")
+_BATCH = flags.DEFINE_integer("batch", 8, "Batch size.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 4_000_000, "Tokens per timed round.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Timed rounds; the best one counts.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 3, "Timed rounds, of which the fastest counts.", lower_bound=1
+)
 
 
 def tokens_per_second(corpus, length: int, workers: int) -> float:
-  """The best of some rounds, after a first few batches."""
+  """Throughput of the fastest round, after a warm-up of a few batches."""
   task = CorpusTask(corpus, length=length, batch=_BATCH.value)
   batches = training_batches(task, workers=workers)
   steps = max(_TOKENS.value // (_BATCH.value * length), 1)
@@ -70,8 +75,8 @@ def main():
       out.write(key, metrics, time.perf_counter() - start)
       lines.append([*map(str, key.values()), f"{speed / 1e6:.2f}"])
   if lines:
-    print(table(["corpus", "rows", "length", "workers", "million tokens/s"], lines))
-  print(f"all rows: {out.path}")
+    print(table(["corpus", "batch", "length", "workers", "million tokens/s"], lines))
+  print(f"all records: {out.path}")
 
 
 if __name__ == "__main__":

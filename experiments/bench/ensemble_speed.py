@@ -1,11 +1,14 @@
-"""An ensemble's gradients by `jax.vmap` beside a loop over its members, in one run.
+"""Time the gradients of an ensemble: `jax.vmap` compared with a loop over its members.
 
-Sweeps over seeds and learning rates may run as one program; this says what that costs. Gradients
-are compared first.
+Sweeps over seeds and learning rates could run as one program; this measures what that costs.
+Gradients are compared first.
 
   python -m experiments.bench.ensemble_speed
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,17 +26,19 @@ from experiments.lib.tables import table
 
 _FAMILIES = flags.DEFINE_multi_enum(
   "family", ["deltanet", "gated-deltanet", "gla", "transformer"], FAMILIES,
-  "Tiny models to compare beside the operator; repeat the flag.",
+  "Tiny model to measure, in addition to the operator; repeatable.",
 )  # fmt: skip
 _MEMBERS = flags.DEFINE_integer("members", 4, "Members of the ensemble.", lower_bound=2)
-_ROUNDS = flags.DEFINE_integer("rounds", 10, "Timed rounds; the best one counts.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 10, "Timed rounds, of which the fastest counts.", lower_bound=1
+)
 
 _OPERATOR = Spec(B=1, L=2048, H=4, dk=64)
-_ROWS, _LENGTH = 4, 256  # of a model's batch
+_BATCH, _LENGTH = 4, 256
 
 
 def operator():
-  """(gradient, arguments of each member) of the delta rule."""
+  """Gradient function of the delta rule, and its arguments for each member."""
   inputs = [
     jax.tree.map(jnp.asarray, random_inputs(_OPERATOR, seed, dtype="float32"))
     for seed in range(_MEMBERS.value)
@@ -42,12 +47,12 @@ def operator():
 
 
 def model(family: str):
-  """(gradient of the loss, weights and tokens of each member)."""
+  """Gradient function of the loss, and weights and tokens of each member."""
   cfg = preset(f"{family}-tiny")
   models = [build(cfg, seed) for seed in range(_MEMBERS.value)]
   graph = nnx.graphdef(models[0])
   draw = np.random.default_rng(0).integers
-  tokens = jnp.asarray(draw(0, cfg.vocab, (_MEMBERS.value, _ROWS, _LENGTH + 1)), jnp.int32)
+  tokens = jnp.asarray(draw(0, cfg.vocab, (_MEMBERS.value, _BATCH, _LENGTH + 1)), jnp.int32)
 
   def loss(weights, tokens):
     scores = jax.nn.log_softmax(nnx.merge(graph, weights)(tokens[:, :-1]))
@@ -57,7 +62,7 @@ def model(family: str):
 
 
 def compare(gradient, members) -> dict:
-  """Seconds of a loop and of vmap, after their gradients were found equal."""
+  """Seconds of a loop and of vmap; ValueError if their gradients differ."""
   one, together = jax.jit(gradient), jax.jit(jax.vmap(gradient))
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *members)
   got = together(*stacked)
@@ -82,8 +87,8 @@ def main():
     lines.append([name, *(f"{1e3 * metrics[x]:.0f}" for x in ("loop", "vmap"))])
     lines[-1].append(f"{metrics['ratio']:.2f}")
   if lines:
-    print(table(["of", "loop, ms", "vmap, ms", "ratio"], lines))
-  print(f"all rows: {out.path}; tables: python -m experiments.plots")
+    print(table(["model", "loop, ms", "vmap, ms", "vmap / loop"], lines))
+  print(f"all records: {out.path}; table: python -m experiments.plots")
 
 
 if __name__ == "__main__":

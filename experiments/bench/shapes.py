@@ -1,15 +1,15 @@
-"""Shapes of the delta rule that are timed, beside those of the paper's figure (specs.SPEED)."""
+"""Shapes of the delta rule that `kernel_speed` times, in addition to `testing.SPEED`."""
 
 from deltanet_jax.ops.testing import SPEED, Spec
 
-# Batch and heads, B H from 2 to 256; and few long rows with many heads.
+# Batch size and heads, B H from 2 to 256; and one long sequence with few and many heads.
 _BATCH_HEADS = ((1, 2), (1, 4), (2, 4), (4, 4), (8, 4), (16, 4), (16, 8), (16, 16))
 BATCH_HEADS = {
   f"d{d}_B{B}_H{H}_L{L}": Spec(B=B, L=L, H=H, dk=d)
   for d in (64, 128)
   for B, H, L in (*((B, H, 512) for B, H in _BATCH_HEADS), (1, 4, 2048), (1, 16, 2048))
 }
-# Where no gradient is taken: the paper's lengths, and what prompts and validation look like.
+# Forward pass only: the paper's lengths, and shapes of prompts and validation batches.
 FORWARD = SPEED | {
   f"d{d}_B{B}_H{H}_L{L}": Spec(B=B, L=L, H=H, dk=d)
   for d in (64, 128)

@@ -1,13 +1,16 @@
-"""Training throughput against length, with as many tokens in every batch (the paper's figure).
+"""Training throughput by sequence length, at constant tokens per batch (the paper's figure).
 
   python -m experiments.bench.throughput
   python -m experiments.bench.throughput --model=deltanet --model=transformer --length=2048
 
-An update as `experiments.train` makes it, on what hardware there is: by default small models that a
-CPU trains. All of them in turn in one run, the best of several rounds. On an accelerator
---width=2048 --depth=24 --dtype=bfloat16 --length=2048 ... are the paper's models and lengths.
+Times the update of `experiments.train` on the available device; the default models are small enough
+for a CPU. Models are timed alternately, and the fastest of several rounds counts. The paper's
+models and lengths, for an accelerator: --width=2048 --depth=24 --dtype=bfloat16 --length=2048 ...
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +29,7 @@ from experiments.lib import app, records
 from experiments.lib.tables import table
 
 _WINDOW = 2048
-# Name -> mixers, and where they are among the layers: a pattern that is repeated.
+# Name -> mixers, and the pattern of layers, which is repeated.
 MODELS = {
   "transformer": (dict(attention=AttentionConfig(head_size=64)), ("attention",)),
   "mamba": (dict(mamba=MambaConfig()), ("mamba",)),
@@ -42,19 +45,21 @@ MODELS = {
     ("deltanet", "attention"),
   ),
 }
-_MODELS = flags.DEFINE_multi_enum("model", list(MODELS), list(MODELS), "Models; repeat the flag.")
+_MODELS = flags.DEFINE_multi_enum("model", list(MODELS), list(MODELS), "Models; repeatable.")
 _LENGTHS = flags.DEFINE_multi_integer(
-  "length", [512, 1024, 2048, 4096, 8192, 16384], "Tokens of a row; repeat the flag."
+  "length", [512, 1024, 2048, 4096, 8192, 16384], "Sequence length; repeatable."
 )
-_TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens of a batch, of any length.", lower_bound=1)
+_TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens per batch, for all lengths.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 256, "Width of the models.", lower_bound=64)
-_DEPTH = flags.DEFINE_integer("depth", 2, "Layers.", lower_bound=2)
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of activations.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Timed rounds; the best one counts.", lower_bound=1)
+_DEPTH = flags.DEFINE_integer("depth", 2, "Number of layers.", lower_bound=2)
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Dtype of activations.")
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 3, "Timed rounds, of which the fastest counts.", lower_bound=1
+)
 
 
 def config(name: str, length: int) -> TrainConfig:
-  """One micro-batch of all tokens; Mamba has no MLP and twice the layers, as in the paper."""
+  """Without gradient accumulation; Mamba has no MLP and twice the layers, as in the paper."""
   mixers, pattern = MODELS[name]
   mamba = name == "mamba"
   model = ModelConfig(
@@ -67,14 +72,14 @@ def config(name: str, length: int) -> TrainConfig:
     tied=True,
     dtype=_DTYPE.value,
   )
-  rows = _TOKENS.value // length
+  batch = _TOKENS.value // length
   return TrainConfig(
-    model=model, data=DataConfig(length=length, batch=rows), tokens=_TOKENS.value, loss_chunk=1024
+    model=model, data=DataConfig(length=length, batch=batch), tokens=_TOKENS.value, loss_chunk=1024
   )
 
 
 class Update:
-  """A compiled update that goes on from its own result, like training."""
+  """A compiled update; every call continues from the state of the previous one, as in training."""
 
   def __init__(self, cfg: TrainConfig):
     trainer = make_trainer(cfg)
@@ -98,21 +103,21 @@ class Update:
 def main():
   for length in _LENGTHS.value:
     if _TOKENS.value % length:
-      raise ValueError(f"--tokens={_TOKENS.value} are no whole rows of --length={length}.")
+      raise ValueError(f"--tokens={_TOKENS.value} is no multiple of --length={length}.")
   out = records.open("throughput")
   size = dict(width=_WIDTH.value, depth=_DEPTH.value, dtype=_DTYPE.value, tokens=_TOKENS.value)
   cases = [(name, length) for length in _LENGTHS.value for name in _MODELS.value]
   keys = {case: dict(model=case[0], length=case[1], **size) for case in cases}
   if all(map(out.has, keys.values())):
-    print(f"all rows are there: {out.path}; tables: python -m experiments.plots")
+    print(f"this commit has all records: {out.path}; table: python -m experiments.plots")
     return
   lines = []
   for length in tqdm(_LENGTHS.value, unit="length"):
-    # Of one length at a time: what is compared is timed in the same minute, and memory suffices.
+    # One length at a time: compared models are timed in the same minute, and fit into memory.
     updates = {name: Update(config(name, length)) for name in _MODELS.value}
     for name, update in updates.items():
       if not np.isfinite(update()):
-        raise ValueError(f"the loss of {name} is not finite.")
+        raise ValueError(f"the loss of {name} is non-finite.")
     seconds, rounds = best_seconds(updates, _ROUNDS.value, 0)
     for name, update in updates.items():
       metrics = dict(
@@ -126,8 +131,8 @@ def main():
       lines.append([name, f"{length:,} x {_TOKENS.value // length}", *cells])
     del updates
     jax.clear_caches()
-  print(table(["model", "length x rows", "tokens/s", "temporary, MiB"], lines))
-  print(f"all rows: {out.path}; tables: python -m experiments.plots")
+  print(table(["model", "length x batch", "tokens/s", "temporary MiB"], lines))
+  print(f"all records: {out.path}; table: python -m experiments.plots")
 
 
 if __name__ == "__main__":

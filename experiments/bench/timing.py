@@ -1,4 +1,4 @@
-"""Best times of several programs, measured in turn so that ratios compare the same minute."""
+"""Best times of several programs, measured alternately so that ratios compare the same minute."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -11,17 +11,17 @@ _SHORT = 1.0  # seconds
 def best_seconds(
   programs: dict[Hashable, Callable[[], object]], rounds: int, budget: float
 ) -> tuple[dict[Hashable, float], int]:
-  """The shortest run of each program, and how many rounds over all of them there were.
+  """Shortest time of each program, and the number of rounds.
 
   Args:
-    budget: seconds after which no further round is begun; 0 is no limit.
+    budget: seconds after which no further round is started; 0: no limit.
   """
-  best, done, begun = dict.fromkeys(programs, float("inf")), 0, time.perf_counter()
-  while done < rounds and not (done and budget and time.perf_counter() - begun > budget):
+  best, done, started = dict.fromkeys(programs, float("inf")), 0, time.perf_counter()
+  while done < rounds and not (done and budget and time.perf_counter() - started > budget):
     for name, run in programs.items():
-      # What ran before leaves caches and allocator in its own state, which a short run feels.
+      # A short run depends on the caches and allocator state that the previous program left.
       for _ in range(3 if best[name] < _SHORT else 1):
-        # The result is dropped at once: one that is kept makes the next run take fresh memory.
+        # Drop the result at once: otherwise the next run has to allocate new memory.
         start = time.perf_counter()
         jax.block_until_ready(run())
         best[name] = min(best[name], time.perf_counter() - start)

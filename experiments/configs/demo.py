@@ -1,7 +1,7 @@
-"""The demo: a small DeltaNet on two novels, byte by byte. Minutes on 2 CPU cores.
+"""The demo: a small byte-level DeltaNet on two novels. Minutes on 2 CPU cores.
 
-python -m experiments.train --config=experiments/configs/demo.py --workdir=results/lm
-python -m experiments.train --config=experiments/configs/demo.py:transformer --workdir=results/lm-t
+python -m experiments.train --config=demo --workdir=results/lm
+python -m experiments.train --config=demo:transformer --workdir=results/lm-t
 """
 
 from deltanet_jax.config import (
@@ -21,7 +21,9 @@ MIXERS = {
 
 
 def get_config(mixer: str = "deltanet") -> TrainConfig:
-  """`mixer` names the model: deltanet, or transformer of the same size."""
+  """Args:
+  mixer: `deltanet`, or `transformer` for a Transformer++ of the same size.
+  """
   if mixer not in MIXERS:
     raise ValueError(f"the demo has no model {mixer!r}, expected one of {list(MIXERS)}.")
   return TrainConfig(
@@ -33,7 +35,7 @@ def get_config(mixer: str = "deltanet") -> TrainConfig:
       pattern=(mixer,),
       mlp_multiple=64,
       tied=True,
-      scan=False,  # a third faster on a CPU at this depth
+      scan=False,  # 1.5x faster on a CPU at this depth
     ),
     data=DataConfig(length=256, batch=8),
     optimizer=OptimizerConfig(

@@ -1,20 +1,20 @@
-"""The paper's table of language models at a scale that two CPU cores can train.
+"""The paper's language-model table at a scale that 2 CPU cores can train.
 
 make corpus                                                      # once: 25 MB of text
-python -m experiments.sweep --config=language_modeling           # trains what is missing
+python -m experiments.sweep --config=language_modeling           # trains missing runs
 python -m experiments.sweep --config=language_modeling --list    # sizes and cost
 python -m experiments.plots                                      # table and figure
 
-Every line of table 1 and its ablations, with Gated DeltaNet and linear attention beside them: the
-same text, read as bytes, the same 1.5 million bytes in rows of 256, the same 571 thousand
-parameters to a thousandth, the same learning rate. About 5 minutes of a core a run, 20 runs. The
-SwiGLU of each row is as wide as the parameters leave room for; Mamba has none and twice the layers,
-as in the paper. Nothing else is chosen for a row, so its figure shows what this budget gives, not
-how good a mixer can be.
+Every row of table 1 and its ablations, and also Gated DeltaNet and linear attention: the same text,
+tokenized as bytes, 1.5 million bytes in sequences of 256, 571 thousand parameters (equal to 0.1 %)
+and the same learning rate. 20 runs of about 5 minutes on one core. The width of each SwiGLU is set
+so that the number of parameters matches; Mamba has none and twice the layers, as in the paper. No
+hyperparameter is tuned per row, so results show what this budget gives, not how good a mixer can
+be.
 
-What is measured on held-out text: bits per byte; recall, names and values that were planted in it
-(`data/corpus/planted_recall.py`); for the rows with two seeds also the loss against the
-position in contexts of 1, 2, 4 and 8 times the length of training.
+Evaluated on the validation split: bits per byte; recall of names and values planted in the text
+(`data/corpus/planted_recall.py`); for rows with two seeds also the loss by position in contexts of
+1, 2, 4 and 8 times the training length.
 
 Paper, 340M parameters and 15 billion tokens (WikiText perplexity, SWDE): Transformer++ 28.39, 42.2;
 RetNet 32.33, 13.3; Mamba 28.39, 12.4; GLA 28.65, 18.6, with convolutions 29.47, 24.0; DeltaNet
@@ -48,18 +48,18 @@ from experiments.lib.sweep_spec import Point, Row
 from experiments.lib.training_run import TrainingRun
 
 CORPUS = "results/corpus/tokens"
-PARAMETERS = 570_912  # Mamba's, the only one that has no MLP to fit them with
+PARAMETERS = 570_912  # of Mamba, which has no MLP whose width could be adapted
 WIDTH, DEPTH, LENGTH, BATCH, UPDATES = 96, 4, 256, 4, 1500
-MULTIPLES = (1, 2, 4, 8)  # of the length of training
-# The paper's WikiText perplexity and SWDE by row.
+MULTIPLES = (1, 2, 4, 8)  # of the training length
+# WikiText perplexity and SWDE of the paper, by row.
 PAPER = {
-  row: (line["wikitext", "word_perplexity"], line["swde", "contains"])
-  for row, line in (lm_340m.PAPER | lm_ablations.PAPER).items()
+  row: (values["wikitext", "word_perplexity"], values["swde", "contains"])
+  for row, values in (lm_340m.PAPER | lm_ablations.PAPER).items()
 }
 
 _DELTA = dict(key_size=32, value_size=32)
 _ATTENTION = AttentionConfig(head_size=32)
-# Row -> the mixers of a pattern that is repeated, and the MLP's inner width.
+# Row -> mixers, the pattern of layers (repeated), and the inner width of the MLP.
 MODELS: dict[str, tuple[dict[str, MixerConfig], tuple[str, ...], int]] = {}
 
 
@@ -91,7 +91,7 @@ _add("linear-attention", 345, linear=LinearAttentionConfig(heads=3))
 for _name in ("l1-elu", "l2-elu", "l2-relu"):
   _norm, _activation = _name.split("-")
   _add(_name, 340, deltanet=DeltaNetConfig(**_DELTA, norm=_norm, activation=_activation))
-# Two seeds, and longer contexts.
+# Rows with two seeds, and evaluated in longer contexts.
 MAIN = ("transformer", "retnet", "mamba", "gla", "deltanet", "gated-deltanet")
 
 
@@ -113,7 +113,7 @@ def model(row: str) -> ModelConfig:
 def _corpus(folder: str) -> Corpus:
   if not (pathlib.Path(folder) / "manifest.json").is_file():
     raise ValueError(
-      f"the corpus {folder} is not there: run `make corpus` first, where there is no network"
+      f"there is no corpus in {folder}: run `make corpus` first, or without network"
       " `python -m experiments.fetch_corpus --shipped`."
     )
   return open_corpus(folder)
@@ -142,25 +142,27 @@ def _make(row: str, point: Point, seed: int) -> TrainingRun:
 
 
 def evaluators(corpus: Corpus, row: str) -> list:
-  """Validation on the way, and the rest when the run has ended."""
-  held_out = corpus.validation
+  """Validation during training, the other evaluators only at its end."""
+  validation = corpus.validation
   shape = dict(length=LENGTH, batch=BATCH)
-  planted = functools.partial(PlantedRecallText, held_out, corpus.tokenizer(), **shape, batches=32)
+  planted = functools.partial(
+    PlantedRecallText, validation, corpus.tokenizer(), **shape, batches=32
+  )
   found = [
-    Validation(SplitText(held_out, **shape)),
+    Validation(SplitText(validation, **shape)),
     PlantedRecall(planted(), planted(plant_answers=False)),
   ]
   if row in MAIN:
-    # As many tokens in a batch of any length, so the same text in as many batches.
+    # Batches of all lengths have the same number of tokens, so 10 batches are the same text.
     sizes = {LENGTH * n: 2 * MULTIPLES[-1] // n for n in MULTIPLES}
-    texts = {n: (SplitText(held_out, length=n, batch=rows), rows) for n, rows in sizes.items()}
+    texts = {n: (SplitText(validation, length=n, batch=x), x) for n, x in sizes.items()}
     found.append(LossByPosition(texts, batches=10))
   first, *others = found
   return [first, *(functools.partial(_at_end, evaluator) for evaluator in others)]
 
 
-def _at_end(evaluator, evaluated):
-  return evaluator(evaluated) if evaluated.step == UPDATES else iter(())
+def _at_end(evaluator, context):
+  return evaluator(context) if context.step == UPDATES else iter(())
 
 
 ROWS = [

@@ -1,10 +1,10 @@
-"""Any preset with the paper's recipe for language models (appendix A.1); its tables have files.
+"""Any preset with the paper's recipe for language models (appendix A.1).
 
-python -m experiments.train --config=experiments/configs/lm.py:deltanet-340m --workdir=DIR \
+python -m experiments.train --config=lm:deltanet-340m --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.data=1 --config.mesh.fsdp=8
 
-The name is any preset of `python -m experiments.models`; the paper trained on 8 H100. The lines of
-its tables, with their cost and metrics: lm_340m.py, lm_1_3b.py, lm_ablations.py, lm_3b.py.
+The name is any preset of `python -m experiments.models`; the paper trained on 8 H100. The rows of
+its tables, with cost and results, are in lm_340m.py, lm_1_3b.py, lm_ablations.py and lm_3b.py.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from deltanet_jax.config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig, nearest
 from deltanet_jax.models import preset
 
-# By size: tokens in all, tokens per update, tokens of warm-up. The paper names no 3B setting.
+# Size -> total tokens, tokens per update, warm-up tokens. The paper gives none for 3B.
 RUNS = {
   "340m": (15_000_000_000, 2**19, 500_000_000),
   "1.3b": (100_000_000_000, 2**21, 1_000_000_000),
@@ -42,7 +42,7 @@ def training(name: str) -> TrainConfig:
 
 
 def row(name: str, names: Iterable[str], size: str) -> TrainConfig:
-  """A line of a table: the preset of this family and size."""
+  """A row of a table: the preset of this family and size."""
   check_row(name, names)
   return training(f"{name}-{size}")
 

@@ -1,11 +1,11 @@
 """The paper's table 1, second part: 1.3B parameters, 100 billion tokens, as in lm_340m.py.
 
-python -m experiments.train --config=experiments/configs/lm_1_3b.py:deltanet --workdir=DIR \
+python -m experiments.train --config=lm_1_3b:deltanet --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=deltanet-1.3b
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=deltanet-1.3b
 
-2^21 tokens an update, rows of 2048, AdamW, 3e-4 after a billion tokens of warm-up from 3e-5, cosine
-to 3e-5, decay 0.01, clip 1.
+2^21 tokens per update, sequence length 2048, AdamW, warm-up of 1 billion tokens from 3e-5 to 3e-4,
+cosine decay to 3e-5, weight decay 0.01, gradient clipping at 1.
 
 | row              | parameters | state |    FLOP | H100 hours | Wiki. | LMB. | average | SWDE |
 | ---------------- | ---------: | ----: | ------: | ---------: | ----: | ---: | ------: | ---: |
@@ -18,7 +18,8 @@ to 3e-5, decay 0.01, clip 1.
 | deltanet-sliding |    1365.0M |     – | 8.2e+20 |        575 | 16.56 | 11.7 |    52.1 | 53.3 |
 | deltanet-global  |    1365.6M |     – | 8.0e+20 |        563 | 16.55 | 12.4 |    51.8 | 71.0 |
 
-Columns as in lm_340m.py. Nothing of it was trained here; the update was compiled for 8 H100.
+Columns as in lm_340m.py. None of these models was trained here; the update was AOT-compiled for
+8 H100.
 """
 
 from deltanet_jax.config import TrainConfig

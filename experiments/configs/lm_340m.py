@@ -1,11 +1,12 @@
 """The paper's table 1, first part: 340M parameters, 15 billion tokens of SlimPajama.
 
-python -m experiments.train --config=experiments/configs/lm_340m.py:deltanet --workdir=DIR \
+python -m experiments.train --config=lm_340m:deltanet --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=deltanet-340m
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=deltanet-340m
 
-CORPUS is what `experiments.prepare_data --tokenizer=mistral` made. 2^19 tokens an update, rows of
-2048, AdamW, 3e-4 after 0.5 billion tokens of warm-up from 3e-5, cosine to 3e-5, decay 0.01, clip 1.
+CORPUS is the output of `experiments.prepare_data --tokenizer=mistral`. 2^19 tokens per update,
+sequence length 2048, AdamW, warm-up of 0.5 billion tokens from 3e-5 to 3e-4, cosine decay to 3e-5,
+weight decay 0.01, gradient clipping at 1.
 
 | row              | parameters | state |    FLOP | H100 hours | Wiki. | LMB. | average | SWDE |
 | ---------------- | ---------: | ----: | ------: | ---------: | ----: | ---: | ------: | ---: |
@@ -19,9 +20,9 @@ CORPUS is what `experiments.prepare_data --tokenizer=mistral` made. 2^19 tokens 
 | deltanet-sliding |     374.1M |     – | 3.4e+19 |         24 | 27.06 | 38.2 |    42.1 | 39.3 |
 | deltanet-global  |     374.3M |     – | 3.2e+19 |         23 | 27.51 | 35.0 |    42.1 | 42.9 |
 
-State: numbers per layer and width. FLOP: all updates, three forward passes each; hours of one
-H100 at 40 % of its 989 TFLOP/s, recomputing not counted. Perplexities of WikiText and LAMBADA.
-Nothing of it was trained here.
+State: elements per layer, divided by the width. FLOP: all updates (forward and backward pass are
+three forward passes), without rematerialization; hours of one H100 at 40 % of its 989 TFLOP/s.
+Perplexities of WikiText and LAMBADA. None of these models was trained here.
 """
 
 from deltanet_jax.config import TrainConfig

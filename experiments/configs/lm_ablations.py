@@ -1,10 +1,10 @@
 """The paper's table 1, last part: norm and feature map of DeltaNet's q and k, 340M parameters.
 
-python -m experiments.train --config=experiments/configs/lm_ablations.py:l2-relu --workdir=DIR \
+python -m experiments.train --config=lm_ablations:l2-relu --workdir=DIR \
   --config.data.corpus=CORPUS --config.mesh.fsdp=8
-python -m experiments.evaluate --workdir=DIR --tasks=table1 --beside=l2-relu-340m
+python -m experiments.evaluate --workdir=DIR --tasks=table1 --paper_row=l2-relu-340m
 
-Each is lm_340m.py:deltanet, 374.4M parameters and 3.2e+19 FLOP (23 hours of an H100 at 40 %), with
+Each is lm_340m:deltanet, 374.4M parameters and 3.2e+19 FLOP (23 hours of an H100 at 40 %), with
 another norm or feature map.
 
 | row     | norm | feature map | Wiki. |  LMB. | average | SWDE | SQuAD |  FDA |
@@ -14,7 +14,7 @@ another norm or feature map.
 | l2-relu | L2   | ReLU        | 28.75 | 43.53 |    40.9 | 27.2 |  26.7 |  9.0 |
 | l2-silu | L2   | SiLU        | 28.24 | 37.37 |    42.1 | 26.4 |  28.9 | 12.8 |
 
-Nothing of it was trained here.
+None of these models was trained here.
 """
 
 import dataclasses

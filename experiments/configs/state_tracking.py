@@ -1,10 +1,10 @@
-"""State tracking in one layer: parity and products of permutations of three things.
+"""State tracking in one layer: parity, and products of permutations of three elements (S3).
 
-python -m experiments.state_tracking                               # trains all of them
+python -m experiments.state_tracking                               # trains all runs
 python -m experiments.state_tracking --run=parity-deltanet-negative
 
-A name is the group and the mixer. Heads, their sizes, MLP and updates are the same for all; no
-convolutions and no forget gates, so that only the transition of the state differs.
+A run is named by group and mixer. Heads, head size, MLP and updates are the same for all, without
+convolutions and forget gates, so that only the state transition differs.
 """
 
 from deltanet_jax.config import (
@@ -32,7 +32,7 @@ MIXERS: dict[str, MixerConfig] = {
   "deltanet-negative": DeltaNetConfig(**_DELTA, negative_eigenvalues=True),
   "deltaproduct": DeltaProductConfig(**_DELTA, steps=2, forget_gate=False, output_gate=False),
 }
-# The group and the mixer of each run, by its name.
+# Name of a run -> group and mixer.
 RUNS = {f"{group}-{mixer}": (group, mixer) for group in GROUPS for mixer in MIXERS}
 UPDATES = 2500
 

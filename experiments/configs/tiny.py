@@ -1,9 +1,9 @@
-"""Every family of presets at its tiny size on the shipped novels, byte by byte: a first look.
+"""Smoke test of every model family: a tiny byte-level model on the bundled novels.
 
-python -m experiments.train --config=experiments/configs/tiny.py:gated-deltanet --workdir=DIR
+python -m experiments.train --config=tiny:gated-deltanet --workdir=DIR
 
-The name is a preset of `python -m experiments.models` without its
-size; chunks are short and heads few, so neither speed nor loss says which family is better.
+The name is a preset of `python -m experiments.models` without its size. Chunks are short and heads
+few, so neither speed nor loss tells which family is better.
 """
 
 from deltanet_jax.config import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig, nearest

@@ -1,5 +1,6 @@
 """Entry point of every command: flags, complete `--help`, errors and Ctrl-C in one line."""
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -34,16 +35,18 @@ def run(
   expected: tuple[type[Exception], ...] = (ValueError,),
   parse: Callable[[list[str]], list[str]] = parse,
   keep_memory: bool = True,
+  own_signals: bool = False,
 ):
   """Run a command that takes flags and no positional arguments.
 
-  Ctrl-C ends it with one line and exit code 130.
+  Ctrl-C prints one line and exits with code 130.
 
   Args:
     expected: exceptions whose message explains what was wrong, in addition to OSError: printed as
       `name: message` without a traceback, exit code 1.
     parse: parses the flags; `config_file.parse` for commands with `--config`.
     keep_memory: call `keep_freed_memory`; a benchmark may want to do without.
+    own_signals: keep the signal handlers that `early_signals` installed, for commands that train.
   """
   name = module_name().rsplit(".", 1)[-1]
   _show_flags_of_imports()
@@ -57,6 +60,8 @@ def run(
     if keep_memory:
       keep_freed_memory()
     logging.set_verbosity(logging.WARNING)  # jax logs missing backends, orbax every checkpoint
+    if not own_signals:
+      _reset_signals()
     try:
       main()
     except (*expected, OSError) as e:
@@ -66,6 +71,17 @@ def run(
       raise SystemExit(INTERRUPTED) from e
 
   app.run(start, flags_parser=parse)
+
+
+def _reset_signals():
+  """Let Ctrl-C raise KeyboardInterrupt, so that temporary files are removed."""
+  for number, default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+  ):
+    # Shells let background jobs ignore Ctrl-C: keep that.
+    if signal.getsignal(number) is not signal.SIG_IGN:
+      signal.signal(number, default)
 
 
 def _show_flags_of_imports():

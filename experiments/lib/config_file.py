@@ -1,4 +1,4 @@
-"""The flag `--config`: a file with get_config(), its fields set one by one."""
+"""The flag `--config`: a file with get_config(), and flags that set its fields."""
 
 import dataclasses
 import difflib
@@ -13,11 +13,14 @@ from ml_collections import config_flags
 from deltanet_jax.config import TrainConfig
 from experiments.lib import app, config_help, config_modules
 
-# Fields with a few named values, as `--config.model.remat=dots`; validate() knows the names.
+# Literal fields, like `--config.model.remat=dots`; validate() checks their values.
 config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())
 
 CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "File with get_config(); `--config.data.batch=8` sets a field of it."
+  "config",
+  None,
+  "File with get_config(): a name in experiments/configs, or a path; `--config.data.batch=8` sets a"
+  " field.",
 )
 
 
@@ -93,7 +96,7 @@ def load(value: str) -> TrainConfig:
 
 
 def _paths(part, prefix: str = "") -> list[str]:
-  """Names of all fields, those of sections and mixers with dots."""
+  """Dotted names of all fields, including those of sections and mixers."""
   if isinstance(part, dict):
     own = part
   elif dataclasses.is_dataclass(part):
@@ -105,7 +108,7 @@ def _paths(part, prefix: str = "") -> list[str]:
 
 
 def _check_fields(cfg: TrainConfig, argv: list[str]):
-  """Refuses `--config.field` where there is none, with the names nearest to it."""
+  """ValueError for an unknown `--config.field`, with similar names."""
   known = _paths(cfg)
   for word in argv:
     found = re.match(r"--?(?:no)?config\.([^=]+)", word)
@@ -115,7 +118,7 @@ def _check_fields(cfg: TrainConfig, argv: list[str]):
     leaf = name.rsplit(".", 1)[-1]
     leaves = {path.rsplit(".", 1)[-1] for path in known}
     alike = difflib.get_close_matches(leaf, leaves)
-    # Fields called nearly so, wherever they are, the most alike in all first.
+    # Fields of similar names in any section, sorted by similarity of the full name.
     near = [path for path in known if path.rsplit(".", 1)[-1] in alike]
     near.sort(key=lambda path: -difflib.SequenceMatcher(None, path, name).ratio())
     hint = f" (nearest: {', '.join(near[:3])})" if near else ""
@@ -123,5 +126,5 @@ def _check_fields(cfg: TrainConfig, argv: list[str]):
 
 
 def name() -> str:
-  """What follows the colon of `--config=file.py:name`, or the file."""
+  """The argument after the colon of `--config=file.py:name`, or the file."""
   return flags.FLAGS["config"].serialize().removeprefix("--config=").rsplit(":", 1)[-1]

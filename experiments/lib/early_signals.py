@@ -1,12 +1,13 @@
-"""Signal handlers for the time before and after training; commands that train import this first.
+"""Signal handlers for the time of imports; commands import this module first.
 
-`train` installs handlers of its own that save a checkpoint. Before and after it there is nothing to
-save: SIGTERM and Ctrl-C exit at once with their exit codes, also during imports.
+SIGTERM and Ctrl-C exit at once with their exit codes, also during imports. `train` replaces the
+handlers by its own, which save a checkpoint; `app.run` resets them in commands that do not train.
 """
 
 import atexit
 import os
 import signal
+import sys
 
 from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
 
@@ -20,9 +21,12 @@ def _exit(number, _):
   os._exit(_CODES[number])
 
 
-for _number in _CODES:
-  # Shells let background jobs ignore Ctrl-C: keep that.
-  if signal.getsignal(_number) is not signal.SIG_IGN:
-    signal.signal(_number, _exit)
-# Python removes its handlers during shutdown; by then the command is complete.
-atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+_started = sys.modules["__main__"].__spec__
+# Only in a command: a test that imports one keeps the handlers of pytest.
+if _started is not None and _started.name.startswith("experiments."):
+  for _number in _CODES:
+    # Shells let background jobs ignore Ctrl-C: keep that.
+    if signal.getsignal(_number) is not signal.SIG_IGN:
+      signal.signal(_number, _exit)
+  # Python removes its handlers during shutdown; by then the command is complete.
+  atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The paper's overview of linear recurrent models, with how each is computed here."""
+"""The paper's overview of linear recurrent models, with operators and kernels of each mixer."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ _FORMULAS = (1, 2)
 
 
 def text(names: list[str]) -> str:
-  """Columns for a terminal."""
+  """A table for the terminal."""
   rows = [HEADER, *map(_row, names)]
   widths = [max(map(len, column)) for column in zip(*rows)]
   return "".join(
@@ -32,7 +32,7 @@ def text(names: list[str]) -> str:
 
 
 def markdown(names: list[str]) -> str:
-  """The same as Markdown, formulas as code."""
+  """The table in Markdown, with formulas as code."""
   lines = [_row(name) for name in names]
   for line in lines:
     for i in _FORMULAS:
@@ -55,7 +55,7 @@ def _row(kind):
 
 
 def _state(kind):
-  """Numbers of one layer's state in the first preset that is made of this mixer alone."""
+  """State size of one layer, in elements, in the first preset with only this mixer."""
   presets = (preset(name) for name in PRESETS if name.endswith(f"-{SIZE}"))
   pure = (cfg for cfg in presets if [mixer.kind for mixer in cfg.mixers.values()] == [kind])
   cfg = next(pure, None)
@@ -66,16 +66,16 @@ def _state(kind):
   recurrent = mixer.recurrent_state()
   if recurrent is not None:
     return f"{recurrent:,}"
-  return f"{_kept(mixer, 2) - _kept(mixer, 1):,} per token"
+  return f"{_per_sequence(mixer, 2) - _per_sequence(mixer, 1):,} per token"
 
 
-def _kept(mixer: Mixer, length):
-  """Numbers for each further sequence of this length."""
+def _per_sequence(mixer: Mixer, length):
+  """Elements of the state per sequence of this length."""
   make = lambda batch: lambda mixer: mixer.init_state(batch, length, jnp.bfloat16)
-  one, two = (_numbers(jax.eval_shape(make(batch), mixer)) for batch in (1, 2))
+  one, two = (_elements(jax.eval_shape(make(batch), mixer)) for batch in (1, 2))
   return two - one
 
 
-def _numbers(state):
+def _elements(state):
   floats = (x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
   return sum(x.size for x in floats)

@@ -1,19 +1,16 @@
 """Train the missing runs of a sweep one after the other, and record each when it ends."""
 
 import contextlib
-import dataclasses
 import pathlib
 import time
 
 import jax
 
 from deltanet_jax.files import LockedError, locked
-from deltanet_jax.train import EvalContext
 from experiments.lib import provenance, sweep_spec, training
 from experiments.lib.records import Records
 from experiments.lib.sweep_spec import Point, Row
 from experiments.lib.tables import table
-from experiments.lib.training_run import TrainingRun
 
 
 class Sweep:
@@ -63,10 +60,16 @@ class Sweep:
     return sum(self.recorded(row, best, seed) is None for seed in others)
 
   def train(self) -> list[str]:
-    """Train the missing runs; return names of rows that other processes are training."""
-    elsewhere = []
-    for row in self._rows:
-      if not self.missing(row):
+    """Train the missing runs; return names of rows that other processes are training.
+
+    Raises:
+      ValueError: the evaluators of a row do not report its metric; before any training.
+    """
+    elsewhere, rows = [], [row for row in self._rows if self.missing(row)]
+    for row in rows:
+      row.check_metric(row.make(row.grid[0], row.seeds[0]).metric_names())
+    for row in rows:
+      if not self.missing(row):  # another process has trained it by now
         continue
       with self._locked(row) as acquired:
         if acquired:
@@ -111,7 +114,7 @@ class Sweep:
     workdir = training.temporary_workdir(self._folder / row.name, name, made)
     start = time.perf_counter()
     metrics = training.train_and_record(
-      _require_metric(row, made),
+      made,
       workdir,
       row.run_key(point, seed),
       lambda last: sweep_spec.summarize_run(row, made, workdir, last),
@@ -160,16 +163,3 @@ class Sweep:
 def _best(row: Row, found: list[dict]) -> Point:
   """The best grid point, given the metrics of the first points of the grid."""
   return row.grid[row.best([x["evaluation"] for x in found])]
-
-
-def _require_metric(row: Row, made: TrainingRun) -> TrainingRun:
-  """The same run, which raises at its first evaluation if that lacks the metric of the row."""
-
-  def evaluate(context: EvalContext) -> list[tuple[str, float]]:
-    results = [result for evaluator in made.evaluators for result in evaluator(context)]
-    # After the last update, save first: `summarize_run` checks again.
-    if context.step < made.config.steps:
-      row.check_metric(dict(results))
-    return results
-
-  return dataclasses.replace(made, evaluators=[evaluate])

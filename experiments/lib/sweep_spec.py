@@ -9,7 +9,7 @@ import fnmatch
 import json
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from deltanet_jax.config import nearest
@@ -61,12 +61,12 @@ class Row:
     """Whether a run with these metrics reached `enough`, so that later points are skipped."""
     return metrics is not None and metrics["evaluation"][self.metric] >= self.enough
 
-  def check_metric(self, evaluation: dict[str, float]):
-    """ValueError unless the evaluation has the metric of the row."""
-    if self.metric not in evaluation:
+  def check_metric(self, known: Collection[str] | None):
+    """ValueError unless the metric of the row is one that its evaluators report, if `known`."""
+    if known is not None and self.metric not in known:
       raise ValueError(
-        f"row {self.name} has the metric {self.metric!r}{nearest(self.metric, evaluation)}, but its"
-        f" evaluators report {', '.join(evaluation)}: correct the row and run this command again."
+        f"row {self.name} has the metric {self.metric!r}{nearest(self.metric, known)}, but its"
+        f" evaluators report only {', '.join(known)}: correct the row."
       )
 
   def best(self, evaluations: list[dict[str, float]]) -> int:
@@ -132,9 +132,6 @@ def summarize_run(
   Args:
     workdir: its metrics.jsonl has all evaluations.
     last: the last evaluation.
-
-  Raises:
-    ValueError: the last evaluation lacks the metric of the row.
   """
   row.check_metric(last)
   logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

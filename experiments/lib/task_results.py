@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a model, and their metrics beside a line of the paper."""
+"""Evaluate a model on tasks of lm-evaluation-harness, and compare with a row of the paper."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,18 @@ from deltanet_jax.eval.harness import HarnessLM, Result, package, run
 from experiments.lib import evaluation, paper_tables
 from experiments.lib.tables import table
 
-# Those whose mean is the paper's column "average".
+# The columns that the paper's column "average" is the mean of.
 _AVERAGED = paper_tables.TABLE1[2:8]
 
 
-def paper_line(name: str) -> paper_tables.PaperRow:
-  lines = paper_tables.paper_rows()
-  if name not in lines:
-    raise ValueError(f"--beside is {name!r}{nearest(name, lines)}, expected one of {list(lines)}.")
-  return lines[name]
+def paper_row(name: str) -> paper_tables.PaperRow:
+  """The row that --paper_row names."""
+  rows = paper_tables.paper_rows()
+  if name not in rows:
+    raise ValueError(
+      f"--paper_row is {name!r}{nearest(name, rows)}, expected one of {', '.join(rows)}."
+    )
+  return rows[name]
 
 
 def evaluate(
@@ -29,19 +32,19 @@ def evaluate(
   local_data: str | None,
   limit: int | None,
 ) -> Iterator[tuple[Result, dict, dict[str, str]]]:
-  """Of each task its result, the settings that tell it from others, and where it comes from."""
+  """Yield for each task: its result, settings for the record's key, versions and hashes."""
   tokenizer = evaluation.tokenizer_of(subject)
   length = length or subject.config.data.length
   batch = batch or subject.config.data.batch
   model = HarnessLM(subject.model, tokenizer, batch=batch, max_length=length, bos=bos)
   for result in run(model, tasks, local_data=local_data, limit=limit):
     settings = dict(task=result.task, length=length, bos=bos, limit=limit, data=result.data[:12])
-    facts = package.versions() | dict(task_version=result.version, data=result.data)
-    yield result, settings, facts | dict(tokenizer=tokenizer.hash)
+    versions = package.versions() | dict(task_version=result.version, data=result.data)
+    yield result, settings, versions | dict(tokenizer=tokenizer.hash)
 
 
-def shown(results: list[Result], name: str, paper: paper_tables.PaperRow) -> str:
-  """A table of the paper's metrics, in percent but for perplexities."""
+def comparison(results: list[Result], name: str, paper: paper_tables.PaperRow) -> str:
+  """A table of the metrics that the paper reports: percentages, and perplexities."""
   lines, found = [], {}
   for result in results:
     for metric, value in result.paper().items():

@@ -3,12 +3,16 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from deltanet_jax.config import TrainConfig, to_json
-from deltanet_jax.data import Task
+from deltanet_jax.data import Batch, Task
 from deltanet_jax.models import summarize
-from deltanet_jax.train import Evaluator
+from deltanet_jax.train import EvalContext, Evaluator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,39 @@ class TrainingRun:
 
   def parameters(self) -> int:
     return _summary(self.config.model, self.config.data.length).parameters
+
+  def metric_names(self) -> list[str] | None:
+    """Metrics that the evaluators report; None if one of them needs a model to list its own."""
+    try:
+      return [name for evaluator in self.evaluators for name, _ in evaluator(_NoModel())]
+    except _ModelNeededError:
+      return None
+
+
+class _ModelNeededError(Exception):
+  """An evaluator uses more of its context than `_NoModel` has."""
+
+
+class _NoModel(EvalContext):
+  """A context without a model: made-up losses and predictions, from one batch at most."""
+
+  share, step = (0, 1), 0
+
+  def __init__(self):
+    pass
+
+  def totals(self, batches: Iterable[Batch]) -> dict[str, float]:
+    del batches
+    return dict(loss=1.0, correct=1, targets=1)
+
+  def predict(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
+    return ((batch, batch["targets"]) for batch in itertools.islice(batches, 1))
+
+  @property
+  def model(self):
+    raise _ModelNeededError
+
+  scorer = weights = model
 
 
 # A sweep asks for the same few models many times.

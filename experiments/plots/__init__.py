@@ -1,4 +1,4 @@
-"""Rows to tables and metrics; no measuring here."""
+"""Tables and figures from records; nothing is measured here."""
 
 from deltanet_jax._extras import require
 

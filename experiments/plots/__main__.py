@@ -1,8 +1,11 @@
-"""Makes every table.md and figure.png under experiments/results from the rows beside them.
+"""Write table.md and figure.png of every result in experiments/results from its records.jsonl.
 
 python -m experiments.plots
 """
 
+from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
+
+# isort: split
 from types import ModuleType
 
 from deltanet_jax import files
@@ -31,8 +34,8 @@ from experiments.plots import (
   train_step_report,
 )
 
-# Name of a result -> the module that shows it: tables(rows) is Markdown; a module that also has
-# figure(rows) draws.
+# Name of a result -> its module: tables(records) returns Markdown, and figure(records), which some
+# modules have, a figure.
 MODULES: dict[str, ModuleType] = dict(
   demo=demo,
   state_tracking=state_tracking,
@@ -59,15 +62,17 @@ MODULES: dict[str, ModuleType] = dict(
 
 
 def document(name: str, rows: list[dict]) -> str:
-  """The tables of a result and where its rows come from."""
+  """The tables of a result, and the provenance of its records."""
   machines = ", ".join(sorted({row["provenance"]["machine"] for row in rows}))
   commits = ", ".join(sorted({row["provenance"]["commit"] for row in rows}))
   dates = sorted({row["provenance"]["date"][:10] for row in rows})
   when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-  warning = "**Of uncommitted code.** " if any("modified" in x["provenance"] for x in rows) else ""
+  warning = (
+    "**From uncommitted code.** " if any("modified" in x["provenance"] for x in rows) else ""
+  )
   return (
     f"{MODULES[name].tables(rows).strip()}\n\n"
-    f"{warning}Made by `python -m experiments.plots` from {len(rows)} rows of `records.jsonl`:"
+    f"{warning}Made by `python -m experiments.plots` from {len(rows)} records of `records.jsonl`:"
     f" {machines}; {when}; commits {commits}.\n"
   )
 
@@ -76,7 +81,7 @@ def main():
   for name, module in MODULES.items():
     rows, folder = records.read(name), records.results() / name
     if not rows:
-      print(f"{name}: no rows in {folder}, left out")
+      print(f"{name}: no records in {folder}, skipped")
       continue
     files.write_text(folder / "table.md", document(name, rows))
     figure = module.figure(rows) if hasattr(module, "figure") else None

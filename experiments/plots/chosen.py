@@ -1,8 +1,8 @@
-"""Runs of a sweep by row: those of the point of the grid that its first seed was best with."""
+"""Records of a sweep at the best grid point of each row, which the first seed selects."""
 
 import statistics
 
-# Name of a model in tables -> how it is called, in the order of tables.
+# Name of a model in keys -> label, in the order of tables.
 NAMES = {
   "attention": "softmax attention",
   "hyena": "Hyena",
@@ -18,15 +18,15 @@ CONV = "-conv"
 
 
 def title(model: str) -> str:
-  """The name of a model, and whether it has a convolution."""
+  """Label of a model, and whether it has a convolution."""
   name = NAMES[model.removesuffix(CONV)]
   return f"{name}, conv" if model.endswith(CONV) else name
 
 
 def models(rows: list[dict]) -> list[str]:
-  """Those that have rows, in order; with a convolution after without."""
-  there = {row["key"]["model"] for row in rows}
-  return [x for name in NAMES for x in (name, name + CONV) if x in there]
+  """Models that have records, in the order of NAMES; without convolution first."""
+  known = {row["key"]["model"] for row in rows}
+  return [x for name in NAMES for x in (name, name + CONV) if x in known]
 
 
 def runs(
@@ -37,10 +37,10 @@ def runs(
   lower: bool = False,
   enough: float = float("inf"),
 ) -> dict[tuple, list[dict]]:
-  """Values of these fields of the key -> evaluations of all seeds at the best point of the grid.
+  """Values of these fields of the key -> evaluations of all seeds at the best grid point.
 
   Args:
-    lower, enough: as of the sweep's rows.
+    lower, enough: as in `sweep_spec.Row`.
   """
   groups: dict[tuple, list[dict]] = {}
   for row in rows:
@@ -55,16 +55,16 @@ def _best(group, fields, metric, lower, enough):
   first = min(row["key"]["seed"] for row in group)
   grid = [row for row in group if row["key"]["seed"] == first]
 
-  def worth(row):
+  def score(row):
     value = row["metrics"]["evaluation"][metric]
     return -value if lower else min(value, enough)
 
-  best = point(max(grid, key=worth))
+  best = point(max(grid, key=score))
   return [row["metrics"]["evaluation"] for row in group if point(row) == best]
 
 
 def cell(values: list[float]) -> str:
-  """Percent: the median of the seeds, and lowest and highest where they are not one number."""
+  """Median of the seeds in percent, with minimum and maximum if they differ."""
   if not values:
     return "–"
   low, middle, high = (

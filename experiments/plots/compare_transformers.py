@@ -1,4 +1,4 @@
-"""How far mixers are from the same layers of other libraries, with the same weights."""
+"""Differences between mixers and the same layers of transformers, with the same weights."""
 
 from experiments.lib.tables import table
 
@@ -15,15 +15,15 @@ def tables(rows: list[dict]) -> str:
     {f"{name} {x}" for row in rows for name, x in row["metrics"]["versions"].items()}
   )
   lacking = sorted(
-    f"`{name}` of `{row['key']['mixer']}` is zero, as `{row['key']['layer']}` has none."
+    f"`{name}` of `{row['key']['mixer']}` is set to zero: `{row['key']['layer']}` lacks it."
     for row in rows
     for name in row["metrics"]["missing"]
   )
   key = rows[0]["key"]
   return (
-    f"The largest difference over the root mean square of the other side, in float32; batch"
-    f" {key['batch']}, {key['length']} tokens, width {key['width']}. Decoding: ours token by token"
-    " against their whole sequence; weight gradient: the one that differs most. The other side:"
-    f" {', '.join(versions)}. {' '.join(lacking)}\n\n"
+    "Largest absolute difference relative to the root mean square of the reference, in float32;"
+    f" batch size {key['batch']}, {key['length']} tokens, width {key['width']}. Decoding: ours"
+    " token by token, the reference over the full sequence. Weight gradient: the one with the"
+    f" largest error. Reference: {', '.join(versions)}. {' '.join(lacking)}\n\n"
     f"{table(['mixer', 'layer', *(name.replace('_', ' ') for name in _ERRORS)], lines)}"
   )

@@ -1,4 +1,4 @@
-"""Tokens per second that batches are read at."""
+"""Throughput of the data pipeline."""
 
 from experiments.lib.tables import table
 
@@ -9,5 +9,5 @@ def tables(rows: list[dict]) -> str:
     key = row["key"]
     shape = [f"{key[name]:,}" for name in ("batch", "length", "workers")]
     lines.append([key["corpus"], *shape, f"{row['metrics']['tokens_per_second'] / 1e6:.1f}"])
-  header = ["corpus", "rows of a batch", "tokens of a row", "workers", "million tokens/s"]
+  header = ["corpus", "batch size", "sequence length", "workers", "million tokens/s"]
   return table(header, lines)

@@ -1,9 +1,11 @@
-"""Decoding at growing context: tokens per second and state, DeltaNet beside Transformer++."""
+"""Decoding at growing context length: tokens/s and state size of DeltaNet and Transformer++."""
 
 from matplotlib.figure import Figure
 
 from experiments.lib.tables import table
 from experiments.plots import style
+
+_LABELS = {"deltanet-tiny": "DeltaNet", "transformer-tiny": "Transformer++"}
 
 
 def _presets(rows):
@@ -16,7 +18,7 @@ def _presets(rows):
 
 def _shape(rows):
   key = rows[0]["key"]
-  return f"width {key['width']}, depth {key['depth']}, batch {key['batch']}"
+  return f"width {key['width']}, depth {key['depth']}, batch size {key['batch']}"
 
 
 def tables(rows: list[dict]) -> str:
@@ -28,10 +30,10 @@ def tables(rows: list[dict]) -> str:
       megabytes = [f"{x[field] / 1e6:.2f}" for field in ("state_bytes", "program_bytes")]
       speed = f"{x['tokens_per_second']:.0f}"
       lines.append([name, f"{context:,}", speed, f"{ratio:.2f}", *megabytes, process])
-  header = ["model", "context", "tokens/s", "of the shortest", "state, MB", "program, MB"]
+  header = ["model", "context", "tokens/s", "relative to shortest", "state, MB", "program, MB"]
   return (
-    f"Models of {_shape(rows)}. Program: memory of the compiled loop beyond the weights; process:"
-    " how far the process rose while it decoded the context.\n\n"
+    f"Models of {_shape(rows)}. Program: memory of the compiled loop without the weights; process:"
+    " increase of the peak resident memory while decoding the context.\n\n"
     f"{table([*header, 'process, MB'], lines)}"
   )
 
@@ -46,12 +48,13 @@ def figure(rows: list[dict]) -> Figure:
     ends = []
     for i, (name, points) in enumerate(_presets(rows).items()):
       values = [x[field] / unit for _, x in points]
-      panel.plot([context for context, _ in points], values, "o-", color=style.colour(i))
-      ends.append((points[-1][0], values[-1], name.removesuffix("-tiny"), style.colour(i)))
+      panel.plot([context for context, _ in points], values, "o-", color=style.color(i))
+      label = _LABELS.get(name, name)
+      ends.append((points[-1][0], values[-1], label, style.color(i)))
     contexts = sorted({row["key"]["context"] for row in rows})
     style.log_axis(panel.xaxis, contexts, [f"{x:,}" for x in contexts])
     style.log_axis(panel.yaxis, ticks, [f"{x:,g}" for x in ticks])
-    panel.set(title=title, xlabel="tokens of context")
+    panel.set(title=title, xlabel="context length (tokens)")
     panel.set_xlim(contexts[0] / 1.5, contexts[-1] * 12)
     style.direct_labels(panel, ends)
   drawn.suptitle(f"{_shape(rows)}, {rows[0]['provenance']['machine']}", fontsize=8, color="0.4")

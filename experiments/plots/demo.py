@@ -1,14 +1,14 @@
-"""The demo: held-out bits per byte of small models and of n-grams on the same text."""
+"""The demo: validation bits per byte of small models and of n-grams on the same text."""
 
 from matplotlib.figure import Figure
 
 from experiments.lib.tables import table
 from experiments.plots import style
 
-# Key of a row -> how it is called, in the order of tables.
+# Model -> label, in the order of tables.
 NAMES = {
-  "bigram": "bigram, counted",
-  "trigram": "trigram, counted",
+  "bigram": "bigram",
+  "trigram": "trigram",
   "transformer": "Transformer++",
   "deltanet": "DeltaNet",
 }
@@ -26,23 +26,25 @@ def tables(rows: list[dict]) -> str:
     seconds = f"{x['seconds']:.0f}" if x.get("seconds") else "–"
     cells = [NAMES.get(name, name), count("parameters"), count("tokens")]
     lines.append([*cells, seconds, f"{x['bits_per_byte']:.3f}"])
-  header = ["model", "parameters", "bytes of training", "seconds", "held-out bits per byte"]
-  return f"Two novels, chapters held out; less is better.\n\n{table(header, lines)}"
+  header = ["model", "parameters", "training bytes", "seconds", "validation bits per byte"]
+  return (
+    f"Two novels, validated on chapters not trained on; lower is better.\n\n{table(header, lines)}"
+  )
 
 
 def figure(rows: list[dict]) -> Figure | None:
-  """Bits per byte while training; what is only a number, as a line. None without any curve."""
+  """Validation bits per byte by update; n-gram models as lines. None without any curve."""
   models = _by_model(rows)
   curves = {name: x["curve"] for name, x in models.items() if x.get("curve")}
   if not curves:
     return None
   drawn, (axes,) = style.panels(1, 1, (5.6, 3.6))
   last = max(step for curve in curves.values() for step, _ in curve)
-  axes.set(xlim=(0, 1.25 * last), xlabel="update", ylabel="bits per byte, held out")
-  axes.set_title("Bits per byte of chapters held out")
+  axes.set(xlim=(0, 1.32 * last), xlabel="update", ylabel="validation bits per byte")
+  axes.set_title("Validation bits per byte, two novels")
   ends = []
   for i, (name, x) in enumerate(models.items()):  # DeltaNet last, on top of the others
-    color, bits = style.colour(len(models) - 1 - i), x["bits_per_byte"]
+    color, bits = style.color(len(models) - 1 - i), x["bits_per_byte"]
     if name in curves:
       axes.plot(*zip(*curves[name]), "o-", color=color, ms=3)
     else:

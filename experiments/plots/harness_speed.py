@@ -1,4 +1,4 @@
-"""Scoring four continuations of a context from one state, beside each on its own."""
+"""Scoring four continuations of a context with a shared prefill, compared with separate ones."""
 
 from experiments.lib.tables import table
 
@@ -17,8 +17,8 @@ def tables(rows: list[dict]) -> str:
         f"{found['difference']:.0e}",
       ]
     )
-  header = ["model", "tokens", "alone, s", "shared, s", "speed-up", "largest difference"]
+  header = ["model", "tokens", "separate, s", "shared, s", "speedup", "largest difference"]
   return (
-    "Four continuations of each context, as multiple-choice tasks ask: the context read once for"
-    f" all four (shared), or with each (alone).\n\n{table(header, lines)}"
+    "Four continuations per context, as in multiple-choice tasks: one prefill of the context for"
+    f" all four (shared), or one for each (separate).\n\n{table(header, lines)}"
   )

@@ -1,4 +1,4 @@
-"""Errors of the kernels: by the precision of their inverse, and with bfloat16 inputs."""
+"""Errors of the kernels: by precision of the triangular inverse, and with bfloat16 inputs."""
 
 from experiments.lib.tables import table
 
@@ -6,7 +6,7 @@ _PRECISIONS = ("bf16", "bf16x3", "bf16x6", "substitution")
 
 
 def _exact(rows):
-  """float32: the largest error by precision."""
+  """float32 inputs: the largest error by precision."""
   found = {
     (row["key"]["kernel"], row["key"]["keys"], row["key"]["inverse_precision"]): row["metrics"]
     for row in rows
@@ -21,8 +21,8 @@ def _exact(rows):
   return table(["kernel", "keys", *_PRECISIONS], lines)
 
 
-def _narrow(rows):
-  """bfloat16: o, S and the worst gradient."""
+def _bfloat16(rows):
+  """bfloat16 inputs: errors of o, S and the worst gradient."""
   lines = [
     [
       f"`{row['key']['kernel']}`",
@@ -39,9 +39,10 @@ def _narrow(rows):
 def tables(rows: list[dict]) -> str:
   of = lambda dtype: [row for row in rows if row["key"]["dtype"] == dtype]
   text = (
-    "Relative RMS error, interpreted; nearly identical keys have beta 1.\n\n## float32 inputs\n\n"
-    f"Worst of o, S and all gradients (256 tokens, d = 64).\n\n{_exact(of('float32'))}"
+    "Relative RMS error of interpreted kernels; nearly identical keys have beta 1.\n\n"
+    f"## float32 inputs\n\nLargest of o, S and all gradients (256 tokens, d = 64).\n\n"
+    f"{_exact(of('float32'))}"
   )
-  if narrow := of("bfloat16"):
-    text += f"\n## bfloat16 inputs\n\n512 tokens, the kernels' own chunks.\n\n{_narrow(narrow)}"
+  if in_bfloat16 := of("bfloat16"):
+    text += f"\n## bfloat16 inputs\n\n512 tokens, default chunk sizes.\n\n{_bfloat16(in_bfloat16)}"
   return text

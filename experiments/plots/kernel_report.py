@@ -1,4 +1,4 @@
-"""Counts of the kernels by the real compilers: a table for each chip."""
+"""Static resource usage of the kernels, AOT-compiled: a table for each chip."""
 
 import re
 
@@ -29,9 +29,9 @@ _PROGRAMS = (
   "rope",
 )
 _INPUTS = ("plain", "full", "per_channel_full")
-# Gates of none or of heads, and of key channels; each as few inputs as can be, and all.
+# Without gate or per head, and per channel; each with the fewest inputs, and with all.
 _PAIRS = (("plain", "full"), ("per_channel", "per_channel_full"))
-_SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # keys, values
+_SIZES = ((64, 64), (128, 128), (256, 256), (256, 512))  # dk, dv
 
 
 def _size(size):
@@ -56,20 +56,20 @@ def _moved(row):
 
 
 def _cases(rows, *fields):
-  """What differs in these fields, programs in their order."""
+  """Distinct values of these fields, in the order of _PROGRAMS."""
   found = dict.fromkeys(tuple(row[field] for field in fields) for row in rows)
   return sorted(found, key=lambda case: _PROGRAMS.index(case[0]))
 
 
 def bundles(row: dict) -> str:
-  """Per token and head; of a kernel with loops, those of one round of each."""
+  """VLIW bundles per token and head; for a kernel with loops, of one iteration of each."""
   if row["bundles_per_token_head"] is not None:
     return f"{row['bundles_per_token_head']:.3g}"
   return " / ".join(f"{n:,}" for n in row["bundles_per_loop_iteration"])
 
 
 def tpu_table(rows: list[dict]) -> str:
-  """Bundles per token and head, plain inputs; the most VMEM of any case; HBM traffic."""
+  """Bundles per token and head with plain inputs, largest VMEM of any case, HBM traffic."""
   lines = []
   for program, dtype, chunk in _cases(rows, "program", "dtype", "chunk"):
     every = _matching(rows, program=program, dtype=dtype, chunk=chunk)
@@ -79,7 +79,7 @@ def tpu_table(rows: list[dict]) -> str:
     moved = _cell(plain, _moved, (128, 128))
     lines.append([program, dtype, str(chunk or "–"), *cells, f"{vmem / 2**20:.1f}", moved])
   return table(
-    ["program", "dtype", "chunk", *map(_size, _SIZES), "VMEM, MiB", "HBM over minimum"], lines
+    ["program", "dtype", "chunk", *map(_size, _SIZES), "VMEM, MiB", "HBM / minimum"], lines
   )
 
 
@@ -95,7 +95,7 @@ def inputs_table(rows: list[dict]) -> str:
 
 
 def heads_table(rows: list[dict]) -> str:
-  """Bundles per token and head by number of heads, 16 rows of a batch, bfloat16, d = 128."""
+  """Bundles per token and head by number of heads: batch size 16, bfloat16, d = 128."""
   rows = _matching(rows, dtype="bfloat16", head_size=128, value_size=128, inputs="plain", chunk=128)
   heads = sorted({row["heads"] for row in rows})
   lines = []
@@ -108,7 +108,7 @@ def heads_table(rows: list[dict]) -> str:
 
 
 def gpu_table(rows: list[dict], few: str, all_: str) -> str:
-  """Registers, spilled bytes and KiB of shared memory, all inputs; the worst spill with few."""
+  """Registers, spilled bytes and KiB of shared memory with all inputs; largest spill with few."""
   rows = [row for row in rows if row["inputs"] in (few, all_)]
   show = lambda row: f"{row['registers']} / {row['spill_bytes']} / {row['shared_bytes'] // 1024}"
   lines = []
@@ -121,18 +121,18 @@ def gpu_table(rows: list[dict], few: str, all_: str) -> str:
     lines.append([f"{program}: `{kernel}`", dtype, str(chunk or "–"), *cells, str(plain), moved])
   sizes = [_size(d) for d in _SIZES]
   return table(
-    ["kernel", "dtype", "chunk", *sizes, f"{few}, worst spill", "HBM over minimum"], lines
+    ["kernel", "dtype", "chunk", *sizes, f"{few}, largest spill", "HBM / minimum"], lines
   )
 
 
 def _shapes(row):
-  """The shapes of a kernel's products; tcgen05 has its own in a descriptor."""
+  """Shapes of the matmul instructions; those of tcgen05 are in a descriptor."""
   names = (re.search(r"m\d+n\d+(?=k)|tcgen05", kind)[0] for kind in row["matmul_instructions"])
   return " ".join(sorted(dict.fromkeys(names)))
 
 
 def tile_table(rows: list[dict], few: str, all_: str) -> str:
-  """What the tile of each GPU kernel gives at d = 128, with few / all inputs."""
+  """Tile, resource usage and occupancy of each GPU kernel at d = 128, with few / all inputs."""
 
   def both(show, plain, full):
     cells = [show(plain), show(full)]
@@ -149,7 +149,7 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
         continue
       (plain,), (full,) = pair
       cell = lambda field, form="": both(lambda row: f"{row[field]:{form}}", plain, full)
-      # A convolution's tile is in its own file and needs no table.
+      # Convolutions choose their tile themselves.
       shown = lambda row: "{} × {}, {}, {}".format(*row["tile"]) if row["tile"] else "–"
       tile = both(shown, plain, full)
       name = f"{target.upper()} `{kernel.removeprefix('delta_rule_')}` {dtype}"
@@ -157,7 +157,7 @@ def tile_table(rows: list[dict], few: str, all_: str) -> str:
       cells += [both(_shapes, plain, full), cell("blocks_per_sm"), cell("waves", ".2f")]
       lines.append([name, tile, *cells])
   header = ["kernel", "tile, warps, stages", "registers", "spilled bytes", "barriers"]
-  header += ["async copies", "matmul_instructions", "blocks per SM", "waves"]
+  header += ["async copies", "matmul instructions", "occupancy, blocks per SM", "waves"]
   return table(header, lines)
 
 
@@ -166,8 +166,8 @@ def tables(rows: list[dict]) -> str:
   failed = sum(not row["compiles"] for row in rows)
   verdict = f"{failed} of them do not compile" if failed else "all of them compile"
   text = (
-    f"{len(rows)} kernels at different shapes; {verdict}. HBM over minimum: HBM traffic of a kernel"
-    " at d = 128 over the least that its pass must move (the kernels of one pass add up).\n"
+    f"{len(rows)} kernels at different shapes; {verdict}. HBM / minimum: HBM traffic of a kernel at"
+    " d = 128, relative to the minimum of its pass (the kernels of one pass add up).\n"
   )
   for target in _TARGETS:
     mine = _matching(rows, target=target, heads=16)
@@ -175,26 +175,29 @@ def tables(rows: list[dict]) -> str:
       continue
     if CHIPS[target].platform == "tpu":
       what = (
-        "Plain inputs: static bundles per token and head (a decoding step: per head); the most"
-        " VMEM of any case. Then by inputs at d = 128: full has a gate per head, S0 and documents,"
-        " channels a gate per key channel instead."
+        "Plain inputs: static VLIW bundles per token and head (a decode step: per head), and the"
+        " largest VMEM of any case. Then by inputs at d = 128: full has a per-head gate, S0 and"
+        " segments; per_channel_full has a per-channel gate instead."
       )
       shown = f"{tpu_table(mine)}\n{inputs_table(mine)}"
     else:
       what = (
-        "With gate, S0 and documents: registers / spilled bytes / shared memory in KiB; the worst"
-        " spill with plain inputs. Then the same with a gate per key channel."
+        "With per-head gate, S0 and segments: registers / spilled bytes / shared memory in KiB; the"
+        " largest spill with plain inputs. Then the same with a per-channel gate."
       )
       shown = "\n".join(gpu_table(mine, *pair) for pair in _PAIRS)
     text += f"\n## {target.upper() if CHIPS[target].platform == 'gpu' else target}\n\n{what}\n\n"
     text += shown
   if heads := heads_table(rows):
-    text += f"\n## Heads on TPU\n\nBundles of 16 rows of 2048 tokens, bfloat16, d = 128.\n\n{heads}"
+    text += (
+      "\n## Heads on TPU\n\nVLIW bundles per token and head, batch size 16, length 2048, bfloat16,"
+      f" d = 128.\n\n{heads}"
+    )
   text += (
-    "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one figure where both agree):"
-    " the tile of keys × values (of attention: a program's tokens × those of the other side that it"
-    " takes at a time), instructions in the code (once inside a loop), blocks per SM, and how"
-    " often the blocks of 8 rows of 2048 tokens and 16 heads fill the chip. Then the same with"
-    " gates per key channel, alone / with S0 and documents.\n\n"
+    "\n## Tiles of the GPU kernels\n\nd = 128, plain / full inputs (one number if both are equal):"
+    " the tile of keys × values (of attention: queries × keys), static instruction counts (loop"
+    " bodies count once), occupancy (blocks per SM), and waves: blocks of batch size 8, length 2048"
+    " and 16 heads divided by the blocks that the chip holds at once. Then the same with"
+    " per-channel gates, alone / with S0 and segments.\n\n"
   )
   return text + "\n".join(tile_table(rows, *pair) for pair in _PAIRS)

@@ -1,4 +1,4 @@
-"""Speed of the delta rule's forms beside the paper's figure."""
+"""Speed of the implementations of the delta rule, compared with the paper's figure."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,13 +27,13 @@ _DIRECTIONS = ("forward", "forward+backward")
 
 
 def paper_speedup(head_size: int) -> dict[int, float]:
-  """Length to speed-up, as printed in the paper."""
+  """Speedup by length, from the values of the paper's figure."""
   recurrent, chunked = PAPER[head_size]
   return {L: r / c for L, r, c in zip(PAPER_LENGTHS, recurrent, chunked)}
 
 
 def _curve(rows, name):
-  """Rows of a curve, key and metrics in one."""
+  """Records of a curve, key and metrics merged."""
   return [row["key"] | row["metrics"] for row in rows if row["key"]["curve"] == name]
 
 
@@ -42,20 +42,20 @@ def _shape(row):
   return tuple(row[name] for name in names)
 
 
-def _by_form(rows):
-  """Shape -> (direction, form) -> row."""
+def _by_variant(rows):
+  """Shape -> (direction, implementation) -> record."""
   found = {}
   for row in rows:
-    found.setdefault(_shape(row), {})[row["direction"], row["form"]] = row
+    found.setdefault(_shape(row), {})[row["direction"], row["implementation"]] = row
   return dict(sorted(found.items()))
 
 
 def _length_table(rows):
   lines = []
-  for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
+  for (memory, dtype, d, batch, heads, length), variants in _by_variant(rows).items():
     cells = [str(d), f"{length:,}", f"{batch} x {heads}", f"{dtype}, {memory}"]
     for direction in _DIRECTIONS:
-      slow, fast = (forms.get((direction, form)) for form in ("recurrent", "chunkwise"))
+      slow, fast = (variants.get((direction, x)) for x in ("recurrent", "chunkwise"))
       if slow and fast:
         cells.append(f"{1e3 * slow['seconds']:.1f} / {1e3 * fast['seconds']:.1f}")
         cells.append(f"{fast['speedup']:.1f} ×")
@@ -64,26 +64,26 @@ def _length_table(rows):
     paper = paper_speedup(d).get(length) if d in PAPER else None
     lines.append([*cells, f"{paper:.1f} ×" if paper else "–"])
   header = ["head size", "length", "batch x heads", "dtype, memory"]
-  header += ["forward, ms", "speed-up", "forward+backward, ms", "speed-up", "paper"]
+  header += ["forward, ms", "speedup", "forward+backward, ms", "speedup", "paper"]
   return (
-    "## Chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this machine, with"
-    " memory kept by the process (as training does) or taken from the system anew by every call;"
-    f" the paper's kernels ran on a GPU.\n\n{table(header, lines)}"
+    "## Speedup of chunkwise over recurrent\n\nMilliseconds of recurrent / chunkwise on this"
+    " machine, with freed memory kept by the process (as in training) or returned to the system"
+    f" after every call; the paper's kernels ran on a GPU.\n\n{table(header, lines)}"
   )
 
 
 def _forward_table(rows):
   lines = []
-  for (memory, dtype, d, batch, heads, length), forms in _by_form(rows).items():
-    shown = [forms["forward", form] for form in ("recurrent", "chunkwise", "default")]
+  for (memory, dtype, d, batch, heads, length), variants in _by_variant(rows).items():
+    shown = [variants["forward", x] for x in ("recurrent", "chunkwise", "default")]
     cells = [str(d), f"{length:,}", f"{batch} x {heads}", f"{dtype}, {memory}"]
     cells += [f"{1e3 * x['seconds']:.2f}" for x in shown]
     lines.append([*cells, f"{shown[-1]['over_fastest']:.2f}"])
   header = ["head size", "length", "batch x heads", "dtype, memory"]
   header += ["recurrent, ms", "chunkwise, ms"]
   return (
-    "## The forward alone\n\n`implementation=None` beside both forms, and its time over that of the"
-    f" faster one.\n\n{table([*header, 'default, ms', 'over the faster'], lines)}"
+    "## Forward pass only\n\nThe default (`implementation=None`), and its time relative to the"
+    f" faster implementation.\n\n{table([*header, 'default, ms', 'relative to faster'], lines)}"
   )
 
 
@@ -97,8 +97,8 @@ def _cost_table(rows):
     lines.append([*cells, cost, f"{row['over_cheapest']:.2f}"])
   header = ["head size", "batch x heads", "batch", "heads", "length", "dtype, memory", "ms"]
   return (
-    "## Cost per token and head, forward+backward\n\nAll shapes in turn in one run.\n\n"
-    f"{table([*header, 'µs per token and head', 'over the cheapest'], lines)}"
+    "## Cost per token and head, forward+backward\n\nAll shapes, timed alternately in one run.\n\n"
+    f"{table([*header, 'µs per token and head', 'relative to cheapest'], lines)}"
   )
 
 
@@ -115,7 +115,7 @@ def tables(rows: list[dict]) -> str:
 
 
 def _speedups(axes: Axes, curves: dict[int, dict[int, float]], title: str):
-  """Head size -> length -> speed-up, a line each."""
+  """Plot head size -> length -> speedup, one line per head size."""
   sizes = sorted({*PAPER, *curves})
   lengths = sorted({length for curve in curves.values() for length in curve})
   ticks = (0.5, 1, 2, 3, 5, 10, 20, 40)
@@ -124,11 +124,11 @@ def _speedups(axes: Axes, curves: dict[int, dict[int, float]], title: str):
   style.log_axis(axes.xaxis, lengths, [f"{x // 1024}k" if x > 999 else str(x) for x in lengths])
   style.log_axis(axes.yaxis, [x for x in ticks if low <= x <= high])
   axes.set(xlim=(lengths[0] / 1.15, lengths[-1] * 2.2), ylim=(low, high), title=title)
-  axes.set(xlabel="sequence length", ylabel="times as fast as recurrent")
+  axes.set(xlabel="sequence length", ylabel="speedup over recurrent")
   axes.axhline(1, color="0.5", lw=1)
   ends = []
   for size, curve in curves.items():
-    color = style.colour(sizes.index(size))
+    color = style.color(sizes.index(size))
     axes.plot(*zip(*sorted(curve.items())), "o-", color=color)
     last = max(curve)
     ends.append((last, curve[last], f"d = {size}", color))
@@ -143,17 +143,17 @@ def _costs(axes: Axes, rows):
   for size in sorted({row["head_size"] for row in rows}):
     mine = [row for row in rows if row["head_size"] == size and row["length"] == short]
     points = sorted((row["batch"] * row["heads"], row["over_cheapest"]) for row in mine)
-    axes.plot(*zip(*points), "o-", color=style.colour(sizes.index(size)))
-    ends.append((*points[-1], f"d = {size}", style.colour(sizes.index(size))))
+    axes.plot(*zip(*points), "o-", color=style.color(sizes.index(size)))
+    ends.append((*points[-1], f"d = {size}", style.color(sizes.index(size))))
   style.log_axis(axes.xaxis, counts)
   top = max(1.3, 1.05 * max(row["over_cheapest"] for row in rows))
   axes.set(xlim=(counts[0] / 1.2, counts[-1] * 3.2), ylim=(0.9, top))
-  axes.set(title="Cost per token and head", xlabel="batch × heads", ylabel="over the cheapest")
+  axes.set(title="Cost per token and head", xlabel="batch × heads", ylabel="relative to cheapest")
   style.direct_labels(axes, ends)
 
 
 def figure(rows: list[dict]) -> Figure | None:
-  """Speed-ups here and in the paper, and the cost per token and head; None without rows of them."""
+  """Speedups here and in the paper, and cost per token and head; None without records of them."""
   memories = {row["key"]["memory"] for row in rows}
   memory = "kept" if "kept" in memories else "system"
   shown = dict(dtype="float32", memory=memory)
@@ -162,7 +162,7 @@ def figure(rows: list[dict]) -> Figure | None:
   for direction, title in zip(reversed(_DIRECTIONS), ("Forward + backward", "Forward")):
     curves = {}
     for row in _curve(float32, "length"):
-      if row["form"] == "chunkwise" and row["direction"] == direction:
+      if row["implementation"] == "chunkwise" and row["direction"] == direction:
         curves.setdefault(row["head_size"], {})[row["length"]] = row["speedup"]
     if curves:
       draw.append(lambda axes, curves=curves, t=title: _speedups(axes, curves, f"{t}, this CPU"))
@@ -177,7 +177,10 @@ def figure(rows: list[dict]) -> Figure | None:
   for show, panel in zip(draw, axes):
     show(panel)
   machine = rows[0]["provenance"]["machine"]
+  freed = "kept" if memory == "kept" else "returned"
   drawn.suptitle(
-    f"Chunkwise delta rule, float32, memory {memory}, {machine}", fontsize=8, color="0.4"
+    f"Chunkwise delta rule, float32, freed memory {freed}, {machine}",
+    fontsize=8,
+    color="0.4",
   )
   return drawn

@@ -8,7 +8,7 @@ from experiments.configs.language_modeling import LENGTH, MAIN, MULTIPLES, PAPER
 from experiments.lib.tables import table
 from experiments.plots import chosen, style
 
-# Row -> how it is called, in the order of the paper's table.
+# Row -> label, in the order of the paper's table.
 NAMES = {
   "transformer": "Transformer++",
   "retnet": "RetNet",
@@ -29,7 +29,7 @@ _BITS = "validation_bits_per_byte"
 
 
 def _runs(rows):
-  """Model -> evaluations of its seeds, in order."""
+  """Model -> evaluations of its seeds, in the order of NAMES."""
   found = chosen.runs(rows, ("set", "model"), _BITS, lower=True)
   return {name: found["small", name] for name in NAMES if ("small", name) in found}
 
@@ -40,7 +40,7 @@ def _mean(runs, metric):
 
 
 def _cell(runs, metric, digits=3, scale=1.0):
-  """The mean over seeds, and lowest and highest where there are several."""
+  """Mean over seeds, with minimum and maximum if there are several."""
   values = [scale * x[metric] for x in runs if metric in x]
   if not values:
     return "–"
@@ -57,7 +57,7 @@ def _seconds(rows, model):
 
 
 def _agreement(found) -> str:
-  """How many pairs of models the paper orders by perplexity as we do by bits per byte."""
+  """Number of pairs of models that the paper's perplexity and our bits per byte order equally."""
   both = [(PAPER[name][0], _mean(found[name], _BITS), name) for name in found if name in PAPER]
   pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1 :] if a[0] != b[0]]
   same = [(a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs]
@@ -66,8 +66,8 @@ def _agreement(found) -> str:
   ours = ", ".join(NAMES[x[2]] for x in sorted(both, key=lambda x: x[1]))
   theirs = ", ".join(NAMES[x[2]] for x in sorted(both, key=lambda x: x[0]))
   return (
-    f"Of {len(pairs)} pairs of models {sum(same)} are ordered by bits per byte as the paper orders"
-    f" them by perplexity.\n\n- best first, here: {ours}\n- best first, paper: {theirs}\n"
+    f"Our bits per byte and the paper's perplexity order {sum(same)} of {len(pairs)} pairs of"
+    f" models equally.\n\n- best first, here: {ours}\n- best first, paper: {theirs}\n"
   )
 
 
@@ -89,10 +89,11 @@ def tables(rows: list[dict]) -> str:
   x = rows[0]["metrics"]
   header = ["model", "bits per byte", "recall gain", "recall, %", "minutes"]
   parts = [
-    f"{x['parameters'] / 1e3:.0f} thousand parameters and {x['of']:,} updates each, bytes of the"
-    " corpus of `make corpus` (novels, a Bible and commentaries on it). Held out: bits per byte;"
-    " recall of values planted in the text, bits per letter that being told them saves and letters"
-    " found; mean of the seeds (lowest to highest). Paper: 340M parameters, 15 billion tokens.\n",
+    f"Byte-level models with {x['parameters'] / 1e3:.0f} thousand parameters, {x['of']:,} updates"
+    " on the corpus of `make corpus` (novels, a Bible and commentaries on it). Validation split:"
+    " bits per byte, and recall of values planted in the text: accuracy per byte of the values, and"
+    " gain, the bits per byte saved if the value was in the context. Mean of the seeds (minimum to"
+    " maximum). Paper: 340M parameters, 15 billion tokens.\n",
     table([*header, "paper, Wiki. ppl", "paper, SWDE"], lines),
     _agreement(found),
   ]
@@ -110,7 +111,7 @@ def tables(rows: list[dict]) -> str:
 
 
 def _text_panel(panel, found):
-  """A line for each model, best on top, a dot for each seed; what is far off is only written."""
+  """A row per model, best on top, a dot per seed; outliers are written as numbers."""
   best_first = sorted(found, key=lambda name: _mean(found[name], _BITS))
   limit = 1.2 * _mean(found[best_first[len(found) // 2]], _BITS)
   for i, name in enumerate(best_first):
@@ -122,14 +123,14 @@ def _text_panel(panel, found):
         va="center", fontsize=6,
       )  # fmt: skip
       continue
-    panel.plot(values, [i] * len(values), "o-", color=style.colour(0 if delta else 1), markersize=4)
+    panel.plot(values, [i] * len(values), "o-", color=style.color(0 if delta else 1), markersize=4)
   panel.set_yticks(range(len(best_first)), [NAMES[name] for name in best_first], fontsize=6)
   panel.set_ylim(len(best_first) - 0.5, -0.5)
-  panel.set(title="Held-out text", xlabel="bits per byte")
+  panel.set(title="Validation bits per byte", xlabel="bits per byte")
 
 
 def figure(rows: list[dict]) -> Figure | None:
-  """Bits per byte of every model, loss against position, loss against the length of the context."""
+  """Bits per byte of every model, loss by position, loss by context length."""
   found = _runs(rows)
   if not found:
     return None
@@ -137,10 +138,12 @@ def figure(rows: list[dict]) -> Figure | None:
   _text_panel(text, found)
   longest = LENGTH * MULTIPLES[-1]
   main = [name for name in MAIN if name in found]
-  position.set(title=f"Rows of {longest}", xlabel="bytes before", ylabel="nats per byte")
-  context.set(title="Length of the context", xlabel=f"times {LENGTH}", ylabel="nats per byte")
+  position.set(
+    title=f"Loss by position, context {longest}", xlabel="position (bytes)", ylabel="nats per byte"
+  )
+  context.set(title="Loss by context length", xlabel=f"context / {LENGTH}", ylabel="nats per byte")
   for i, name in enumerate(main):
-    runs, color = found[name], style.colour(i)
+    runs, color = found[name], style.color(i)
     prefix = f"loss_{longest}_from_"
     starts = sorted(int(x.removeprefix(prefix)) for x in runs[0] if x.startswith(prefix))
     losses = [(max(x, 8), _mean(runs, f"{prefix}{x}")) for x in starts]

@@ -1,4 +1,4 @@
-"""MAD: accuracy of each task and their mean, beside the paper's table."""
+"""MAD: accuracy of each task and the mean, compared with the paper's table."""
 
 import statistics
 
@@ -15,11 +15,11 @@ _TITLES = dict(
   selective_copy="copy",
 )
 _METRIC = "validation_macro_accuracy"
-_SETS = dict(small="## Small: one setting a task", paper="## At full scale")
+_SETS = dict(small="## Small: one setting per task", paper="## Full scale")
 
 
 def _scores(rows, name):
-  """Model -> task -> of every setting the test accuracies of its seeds."""
+  """Model -> task -> for every setting, the test accuracies of its seeds."""
   rows = [row for row in rows if row["key"]["set"] == name]
   scores: dict[str, dict[str, list]] = {}
   for row_key in {_row(row) for row in rows}:
@@ -43,7 +43,7 @@ def _row(row):
 
 
 def _line(tasks):
-  """Cells of six tasks and the mean of those that are there, if all are."""
+  """Cells of the six tasks, and their mean if all have records."""
   cells, means = [], []
   for task in TASKS:
     settings = tasks.get(task, [])
@@ -53,12 +53,12 @@ def _line(tasks):
       every = [statistics.median(seeds) for seeds in settings]
       cells.append(chosen.cell([statistics.fmean(every)] if every else []))
     means += [statistics.fmean(map(statistics.median, settings))] if settings else []
-  whole = [statistics.fmean(means)] if len(means) == len(TASKS) else []
-  return [*cells, chosen.cell(whole)]
+  mean = [statistics.fmean(means)] if len(means) == len(TASKS) else []
+  return [*cells, chosen.cell(mean)]
 
 
 def _why(rows) -> str:
-  """Memorising by convolution and examples, with the loss that training came to."""
+  """Accuracy of `memorize` by convolution width and number of examples, and the training loss."""
   rows = [row for row in rows if row["key"]["set"] == "why"]
   if not rows:
     return ""
@@ -71,29 +71,30 @@ def _why(rows) -> str:
     ]
     of_model = [x["metrics"]["training_loss"] for x in rows if x["key"]["model"] == model]
     lines.append([chosen.title(model), *cells, f"{max(of_model):.2f}"])
-  conv = lambda c: f"conv of {c}" if c else "no conv"
-  header = ["model", *(f"{conv(c)}, {n:,} rows" for c, n in columns), "largest training loss"]
+  conv = lambda c: f"conv width {c}" if c else "no conv"
+  header = ["model", *(f"{conv(c)}, {n:,} examples" for c, n in columns), "largest training loss"]
   return (
     "\n## Memorize: convolutions and examples\n\nFive seeds, learning rate 3e-3, 400 updates or"
-    " until 99.9 % are right.\n\n" + table(header, lines)
+    " until the accuracy is 99.9 %.\n\n" + table(header, lines)
   )
 
 
 def tables(rows: list[dict]) -> str:
   header, parts = ["model", *_TITLES.values(), "mean"], []
-  for name, told in _SETS.items():
+  for name, heading in _SETS.items():
     if scores := _scores(rows, name):
       order = [model for model in chosen.models(rows) if model in scores]
       lines = [[chosen.title(model), *_line(scores[model])] for model in order]
-      parts.append(f"{told}\n\n{table(header, lines)}")
+      parts.append(f"{heading}\n\n{table(header, lines)}")
   lines = [
     [chosen.title(model), *map(chosen.percent, values), f"{statistics.fmean(values):.1f}"]
     for model, values in PAPER.items()
   ]
   return (
-    "Percent, averaged over kinds of tokens, of held-out rows; median of the seeds (lowest to"
-    " highest), learning rate and weight decay chosen on other rows with the first seed.\n\n"
+    "Macro accuracy in percent (averaged over classes of tokens) on the test split; median of the"
+    " seeds (minimum to maximum). Learning rate and weight decay are selected on the validation"
+    " split with the first seed.\n\n"
     + "\n".join(parts)
     + _why(rows)
-    + f"\n## The paper\n\n{table(header, lines)}"
+    + f"\n## Paper\n\n{table(header, lines)}"
   )

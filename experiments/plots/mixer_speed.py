@@ -1,4 +1,4 @@
-"""One layer of every mixer beside DeltaNet: forward+backward on this machine."""
+"""Time and memory of one layer of every mixer relative to DeltaNet, forward+backward."""
 
 from experiments.lib.tables import table
 
@@ -11,9 +11,9 @@ def tables(rows: list[dict]) -> str:
     cells += [f"{x['temporary_bytes'] / 2**20:.0f}", f"{x['memory_over_deltanet']:.2f}"]
     lines.append(cells)
   key = rows[0]["key"]
-  header = ["mixer", "ms", "over DeltaNet", "temporary, MiB", "over DeltaNet's"]
+  header = ["mixer", "ms", "× DeltaNet", "temporary MiB", "× DeltaNet"]
   return (
-    f"Forward and backward of one layer with its default settings, width {key['width']},"
-    f" {key['batch']} x {key['length']} tokens, float32, all in turn in one run.\n\n"
+    f"Forward and backward pass of one layer with default settings, width {key['width']},"
+    f" {key['batch']} x {key['length']} tokens, float32, timed alternately in one run.\n\n"
     f"{table(header, lines)}"
   )

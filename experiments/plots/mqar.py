@@ -1,4 +1,4 @@
-"""MQAR: accuracy against width and against the number of pairs, beside the paper's figure."""
+"""MQAR: accuracy by width and by number of pairs, compared with the paper's figure."""
 
 import statistics
 
@@ -19,7 +19,7 @@ def _runs(rows):
 
 
 def _sides(found, name):
-  """Widths at the most pairs, and pairs at the width that has most of them."""
+  """The largest number of pairs with its widths, and the width with the most numbers of pairs."""
   keys = [key for key in found if key[0] == name]
   most = max(key[3] for key in keys)
   of_width = {w: {key[3] for key in keys if key[2] == w} for w in {key[2] for key in keys}}
@@ -44,20 +44,20 @@ def tables(rows: list[dict]) -> str:
       others.append([chosen.title(model), *cells, str(seeds)])
     header = ["model", *(f"width {w}" for w in widths), *(f"paper, {w}" for w in _WIDTHS)]
     parts.append(
-      f"## Against width\n\nOurs: rows of 64 tokens with {most} pairs, vocabulary 128, two layers."
+      f"## By width\n\nOurs: sequences of 64 tokens with {most} pairs, vocabulary 128, two layers."
       " Paper: 512 tokens, 64 pairs, vocabulary 8192, four layers, Mamba with a convolution and the"
       f" others without.\n\n{table(header, lines)}"
     )
     header = ["model", *(f"{k} pairs" for k in pairs), "seeds"]
-    parts.append(f"## Against pairs\n\nWidth {width}.\n\n{table(header, others)}")
+    parts.append(f"## By number of pairs\n\nWidth {width}.\n\n{table(header, others)}")
   if longer := {key: x for key, x in found.items() if key[0] == "long"}:
     lines = [
       [chosen.title(model), str(width), str(pairs), chosen.cell(longer[_, model, width, pairs])]
       for _, model, width, pairs in longer
     ]
     parts.append(
-      "## Without convolutions, more updates\n\nRows of 32 tokens, vocabulary 64, four layers;"
-      " knowing the values but not their keys is one in as many as there are pairs.\n\n"
+      "## Without convolutions, more updates\n\nSequences of 32 tokens, vocabulary 64, four"
+      " layers. Guessing among the values in the context gives 1 / pairs.\n\n"
       + table(["model", "width", "pairs", "accuracy"], lines)
     )
   if any(key[0] == "paper" for key in found):
@@ -67,21 +67,22 @@ def tables(rows: list[dict]) -> str:
       ours = [chosen.cell(found.get(("paper", model, w, 64), [])) for w in _WIDTHS]
       paper = [chosen.percent(PAPER.get(model, {}).get(w)) for w in _WIDTHS]
       lines.append([chosen.title(model), *ours, *paper])
-    parts.append(f"## At full scale\n\n{table(header, lines)}")
+    parts.append(f"## Full scale\n\n{table(header, lines)}")
   return (
-    "Percent of queries answered with the right value of the whole vocabulary, of held-out rows;"
-    " median of the seeds (lowest to highest), the learning rate chosen on other rows with the"
-    f" first seed, of several that reach {ENOUGH:.0%} the lowest.\n\n" + "\n".join(parts)
+    "Accuracy in percent of the answers to queries (argmax over the vocabulary) on the test split;"
+    " median of the seeds (minimum to maximum). The learning rate is selected on the validation"
+    f" split with the first seed; of several that reach {ENOUGH:.0%}, the lowest.\n\n"
+    + "\n".join(parts)
   )
 
 
-# Each family once in both columns: what has no convolution to leave out is where it belongs.
+# Models without a variant, by whether they have convolutions; attention is shown in both.
 _WITH = ("attention", "hyena", "multihead-hyena")
 _WITHOUT = ("attention", "rwkv4")
 
 
 def figure(rows: list[dict]) -> Figure | None:
-  """Lines of medians with a dot for each seed; above with convolutions, below without."""
+  """Medians as lines, a dot per seed; with convolutions above, without below."""
   rows = [row for row in rows if row["key"]["set"] == "small"]
   if not rows:
     return None
@@ -89,26 +90,32 @@ def figure(rows: list[dict]) -> Figure | None:
   (most, widths), (width, pairs) = _sides(found, "small")
   drawn, axes = style.panels(4, 2, (4.6, 3.2))
   for i, panel in enumerate(axes):
-    convolved, by_width = i < 2, i % 2 == 0
-    places = widths if by_width else pairs
-    style.log_axis(panel.xaxis, places)
-    with_or_without = "with" if convolved else "without"
-    told = f"{most} pairs" if by_width else f"width {width}"
-    panel.set(title=f"{told}, {with_or_without} convolutions", ylabel="accuracy (%)", ylim=(0, 104))
-    panel.set(xlabel="width" if by_width else "pairs", xlim=(places[0] / 1.1, places[-1] * 2.4))
-    ends = []
+    with_conv, by_width = i < 2, i % 2 == 0
+    values = widths if by_width else pairs
+    style.log_axis(panel.xaxis, values)
+    with_or_without = "with" if with_conv else "without"
+    fixed = f"{most} pairs" if by_width else f"width {width}"
+    panel.set(
+      title=f"{fixed}, {with_or_without} convolutions", ylabel="accuracy (%)", ylim=(0, 104)
+    )
+    panel.set(
+      xlabel="width" if by_width else "number of pairs", xlim=(values[0] / 1.1, values[-1] * 2.4)
+    )
+    ends, single = [], []  # labels of single points would cross other lines on their right
     for model in chosen.models(rows):
       family = model.removesuffix(chosen.CONV)
-      shown = model in _WITH if convolved else model in _WITHOUT
-      if not shown and (family in _WITH + _WITHOUT or (model != family) != convolved):
+      shown = model in _WITH if with_conv else model in _WITHOUT
+      if not shown and (family in _WITH + _WITHOUT or (model != family) != with_conv):
         continue
       key = lambda x: ("small", model, x, most) if by_width else ("small", model, width, x)
-      color = style.colour(list(chosen.NAMES)[::-1].index(family))
-      medians = [(x, 100 * statistics.median(found[key(x)])) for x in places if key(x) in found]
-      dots = [(x, 100 * y) for x in places for y in found.get(key(x), [])]
+      color = style.color(list(chosen.NAMES)[::-1].index(family))
+      medians = [(x, 100 * statistics.median(found[key(x)])) for x in values if key(x) in found]
+      dots = [(x, 100 * y) for x in values for y in found.get(key(x), [])]
       if medians:
         panel.plot(*zip(*medians), "-", color=color)
         panel.plot(*zip(*dots), "o", color=color, ms=2.5)
-        ends.append((*medians[-1], chosen.NAMES[family], color))
+        end = (*medians[-1], chosen.NAMES[family], color)
+        (ends if len(medians) > 1 else single).append(end)
     style.direct_labels(panel, ends, gap=0.07)
+    style.direct_labels(panel, single, gap=0.07, left=True)
   return drawn

@@ -1,4 +1,4 @@
-"""RegBench: accuracy against the number of training sequences, beside the paper's figure."""
+"""RegBench: accuracy by number of training sequences, compared with the paper's figure."""
 
 import statistics
 
@@ -18,16 +18,16 @@ def _runs(rows, name):
 
 
 def _ngrams(name):
-  """n -> percent of letters that counting in the row itself finds, where it was measured."""
+  """n -> DFA accuracy in percent of in-context n-grams, if it was measured."""
   setting = dict(small="mini", paper="full")[name]
   of_setting = [x for x in records.read("regbench_ngram") if x["key"]["setting"] == setting]
-  shares = zip(*(row["metrics"]["dfa_accuracy"] for row in of_setting))
-  return {n: round(100 * statistics.fmean(x), 1) for n, x in enumerate(shares, 1)}
+  accuracies = zip(*(row["metrics"]["dfa_accuracy"] for row in of_setting))
+  return {n: round(100 * statistics.fmean(x), 1) for n, x in enumerate(accuracies, 1)}
 
 
 def tables(rows: list[dict]) -> str:
   parts = []
-  for name, told in (("small", "## Small"), ("paper", "## At full scale")):
+  for name, heading in (("small", "## Small"), ("paper", "## Full scale")):
     found = _runs(rows, name)
     if not found:
       continue
@@ -38,43 +38,44 @@ def tables(rows: list[dict]) -> str:
       ours = [chosen.cell(found.get((model, x), [])) for x in sizes]
       paper = [chosen.percent(PAPER.get(model, {}).get(x)) for x in PAPER_SIZES]
       lines.append([chosen.title(model), *ours, *paper])
-    for n, share in _ngrams(name).items():
+    for n, accuracy in _ngrams(name).items():
       full = chosen.percent(_ngrams("paper").get(n))
-      lines.append([f"{n}-gram of the row", *[f"{share}"] * len(sizes), *[full] * len(PAPER_SIZES)])
-    parts.append(f"{told}\n\n{table(header, lines)}")
+      cells = [f"{accuracy}"] * len(sizes) + [full] * len(PAPER_SIZES)
+      lines.append([f"in-context {n}-gram", *cells])
+    parts.append(f"{heading}\n\n{table(header, lines)}")
   return (
-    "Percent of predicted letters (argmax) that the row's automaton accepts, by number of"
-    " training sequences; median of the seeds (lowest to highest), settings chosen by validation"
-    " loss with the first seed.\n\n" + "\n".join(parts)
+    "DFA accuracy: percentage of predicted letters (argmax) that the automaton of the sequence"
+    " accepts, by number of training sequences; median of the seeds (minimum to maximum)."
+    " Hyperparameters are selected by validation loss with the first seed.\n\n" + "\n".join(parts)
   )
 
 
 def figure(rows: list[dict]) -> Figure | None:
-  """Ours, small, and the paper's; with convolutions as full lines, without as broken ones."""
+  """Ours (small) and the paper's; solid lines with convolutions, dashed without."""
   ours = {key: 100 * statistics.median(x) for key, x in _runs(rows, "small").items()}
   if not ours:
     return None
   paper = {(model, x): y for model, line in PAPER.items() for x, y in line.items()}
   drawn, axes = style.panels(2, 2, (5.4, 3.6))
-  titles = ("Small automata, ours", "The paper")
-  for panel, name, values, told in zip(axes, ("small", "paper"), (ours, paper), titles):
+  titles = ("Small automata (ours)", "Paper")
+  for panel, name, values, title in zip(axes, ("small", "paper"), (ours, paper), titles):
     sizes = sorted({examples for _, examples in values})
     style.log_axis(panel.xaxis, sizes, [f"{x:,}" for x in sizes])
-    panel.set(title=told, xlabel="training sequences", ylabel="accepted letters (%)")
+    panel.set(title=title, xlabel="training sequences", ylabel="DFA accuracy (%)")
     panel.set(xlim=(sizes[0] / 1.1, sizes[-1] * 2.6), ylim=(40, 100))
-    for n, share in _ngrams(name).items():
+    for n, accuracy in _ngrams(name).items():
       if n == 4:
-        continue  # its line is that of 5
-      panel.axhline(share, color="0.6", lw=0.8, ls=":")
-      panel.text(sizes[-1] * 2.5, share - 1.6 * (n == 3), f" {n}-gram", color="0.5", fontsize=7)
+        continue  # would overlap 5
+      panel.axhline(accuracy, color="0.6", lw=0.8, ls=":")
+      panel.text(sizes[-1] * 2.5, accuracy - 1.6 * (n == 3), f" {n}-gram", color="0.5", fontsize=7)
     ends = []
-    there = {model for model, _ in values}
-    for model in (x for name in chosen.NAMES for x in (name, name + chosen.CONV) if x in there):
+    known = {model for model, _ in values}
+    for model in (x for name in chosen.NAMES for x in (name, name + chosen.CONV) if x in known):
       family = model.removesuffix(chosen.CONV)
-      color = style.colour(list(chosen.NAMES)[::-1].index(family))
+      color = style.color(list(chosen.NAMES)[::-1].index(family))
       line = [(x, values[model, x]) for x in sizes if (model, x) in values]
-      full = model != family or family == "attention"
-      panel.plot(*zip(*line), "-" if full else "--", color=color, marker="o", ms=3)
+      solid = model != family or family == "attention"
+      panel.plot(*zip(*line), "-" if solid else "--", color=color, marker="o", ms=3)
       ends.append((*line[-1], chosen.title(model), color))
     style.direct_labels(panel, ends, gap=0.06)
   return drawn

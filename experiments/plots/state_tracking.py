@@ -1,4 +1,4 @@
-"""State tracking: accuracy at the last token of rows longer than those of training."""
+"""State tracking: accuracy at the last token of sequences longer than in training."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ from deltanet_jax.data.synthetic.state_tracking import GROUPS
 from experiments.lib.tables import table
 from experiments.plots import style
 
-# Key of a row -> how it is called, in the order of tables.
+# Mixer -> label, in the order of tables.
 NAMES = {
   "attention": "softmax attention",
   "linear-attention": "linear attention",
@@ -17,7 +17,7 @@ NAMES = {
   "deltanet-negative": "DeltaNet, β in (0, 2)",
   "deltaproduct": "DeltaProduct, 2 steps",
 }
-TITLES = {"parity": "Parity", "s3": "Permutations of three, S3"}
+TITLES = {"parity": "Parity", "s3": "Permutations of three elements, S3"}
 
 
 def _runs(rows, group):
@@ -36,7 +36,7 @@ def _at(runs, length, positions="last"):
 
 
 def _cell(values):
-  """The median of the seeds, and lowest and highest where they are not one number."""
+  """Median of the seeds, with minimum and maximum if they differ."""
   if not values:
     return "–"
   low, middle, high = (f"{x:.2f}" for x in (min(values), statistics.median(values), max(values)))
@@ -60,25 +60,25 @@ def tables(rows: list[dict]) -> str:
       )
   x = rows[0]["metrics"]
   return (
-    f"Accuracy of one layer, trained on rows of {x['trained_length']} tokens; median of the seeds"
-    " (lowest to highest).\n\n" + "\n".join(parts)
+    f"Accuracy of one layer, trained on sequences of {x['trained_length']} tokens; median of the"
+    " seeds (minimum to maximum).\n\n" + "\n".join(parts)
   )
 
 
 def figure(rows: list[dict]) -> Figure:
-  """The median over seeds as a line, each seed as a dot."""
+  """Medians over seeds as lines, a dot per seed."""
   groups = [group for group in GROUPS if _runs(rows, group)]
   drawn, axes = style.panels(len(groups), 2, (5.2, 3.2))
   lengths = _lengths(rows)
   for panel, group in zip(axes, groups):
     style.log_axis(panel.xaxis, lengths, [f"{x}" for x in lengths])
     chance = 1 / math.factorial(GROUPS[group])
-    panel.set(title=TITLES[group], xlabel="tokens of a row", ylabel="accuracy at the last token")
+    panel.set(title=TITLES[group], xlabel="sequence length", ylabel="accuracy at the last token")
     panel.set(xlim=(lengths[0] / 1.15, lengths[-1] * 4), ylim=(0, 1.04))
     panel.axhline(chance, color="0.6", lw=0.8, ls=":")
     ends = []
     for mixer, runs in _runs(rows, group).items():
-      color = style.colour(list(NAMES)[::-1].index(mixer))
+      color = style.color(list(NAMES)[::-1].index(mixer))
       medians = [(L, statistics.median(_at(runs, L))) for L in lengths if _at(runs, L)]
       panel.plot(*zip(*medians), "-", color=color)
       dots = [(L, y) for L in lengths for y in _at(runs, L)]

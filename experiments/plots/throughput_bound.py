@@ -1,4 +1,4 @@
-"""Bounds on training throughput on machines that are not here, beside the paper's figure."""
+"""Roofline upper bounds of training throughput from AOT compilation, with the paper's figure."""
 
 from matplotlib.figure import Figure
 
@@ -19,7 +19,7 @@ def _found(rows):
 
 
 def _by_length(of_machine, cell):
-  """A line for each model, a cell for each length."""
+  """A row per model, a cell per length."""
   lines = []
   for name, title in TITLES.items():
     if any(name == model for model, _ in of_machine):
@@ -36,7 +36,7 @@ def _bound(x):
 
 
 def _parts(x):
-  """What one device does in an update."""
+  """Memory, FLOP and traffic of one device in an update."""
   compiled = sum(x["matmul_flops"].values()) + x["kernel_flops"]
   return [
     f"{x['memory']['total'] / 1e9:.1f}",
@@ -52,18 +52,18 @@ def tables(rows: list[dict]) -> str:
   found = _found(rows)
   lengths = [f"{n:,}" for n in PAPER_LENGTHS]
   text = (
-    "Compiled, never run. Training updates of 1.3B models, 16,384 tokens for each device, weights"
-    " split over all devices. Tokens per second of one device that an update cannot pass, and what"
-    " sets that bound: its operations at the peak of bfloat16, its HBM traffic, as if no cache held"
-    " an array from one operation to the next, or what it sends, each alone and at the data sheet's"
-    " full rate. They are of this program: another may move less.\n"
+    "AOT-compiled, never run: training updates of 1.3B models, 16,384 tokens per device, weights"
+    " sharded over all devices. Roofline upper bound of the throughput, tokens/s per device, and"
+    " the resource that sets it: matmul FLOP at the bfloat16 peak, HBM traffic (assuming that no"
+    " cache holds an array between two operations), or interconnect traffic, each alone and at the"
+    " bandwidth of the data sheet. Bounds are those of this program: another may move less.\n"
   )
   for target, of_machine in found.items():
     lines = _by_length(of_machine, _bound)
     text += f"\n## {target}\n\n{table(['upper bound, tokens/s', *lengths], lines)}"
   paper = [[TITLES[name], *(f"{1000 * x:,.0f}" for x in values)] for name, values in PAPER.items()]
-  text += f"\n## The paper, measured on one H100\n\n{table(['tokens/s', *lengths], paper)}"
-  header = ["model", "machine", "length", "memory, GB", "model's TFLOP", "compiled TFLOP"]
+  text += f"\n## Paper, measured on one H100\n\n{table(['tokens/s', *lengths], paper)}"
+  header = ["model", "machine", "length", "memory, GB", "model TFLOP", "compiled TFLOP"]
   lines = [
     [TITLES[model], target, f"{length:,}", *_parts(x)]
     for target, of_machine in found.items()
@@ -71,39 +71,39 @@ def tables(rows: list[dict]) -> str:
     if "memory" in x
   ]
   text += (
-    f"\n## One update of one device\n\n{table([*header, 'HBM, GB', 'sent, GB', 'remat'], lines)}\n"
-    "The model's FLOP are three forwards. Compiled are the products of the program, with what remat"
-    " repeats, and those of its kernels by the mixers' formulas; Mamba's scan has no products and"
-    " counts in its traffic alone. HBM traffic counts loops as often as they run, of an array that"
-    " is sliced the slice, and what a kernel reads once.\n"
+    f"\n## One update, per device\n\n{table([*header, 'HBM, GB', 'sent, GB', 'remat'], lines)}\n"
+    "Model FLOP: three forward passes. Compiled FLOP: matmuls of the program, including"
+    " rematerialization, and those of its kernels by the formulas of the mixers; the scan of Mamba"
+    " has no matmuls and counts only as traffic. HBM traffic multiplies loop bodies by their trip"
+    " count, counts only the slice of a sliced array, and every input of a kernel once.\n"
   )
-  refused = [
-    f"- {TITLES[model]} on {target}, rows of {length:,}, remat {x['remat']}:"
-    f" {x.get('error', 'takes more memory than a device has')}\n"
+  without_bound = [
+    f"- {TITLES[model]} on {target}, length {length:,}, remat {x['remat']}:"
+    f" {x.get('error', 'needs more memory than a device has')}\n"
     for target, of_machine in found.items()
     for (model, length), x in of_machine.items()
     if not x["fits"]
   ]
-  return text + ("\n## No bound\n\n" + "".join(refused) if refused else "")
+  return text + ("\n## No bound\n\n" + "".join(without_bound) if without_bound else "")
 
 
 def figure(rows: list[dict]) -> Figure:
   found = _found(rows)
-  curves = {f"Bound, {target}": _curves(of_machine) for target, of_machine in found.items()}
+  curves = {f"Upper bound, {target}": _curves(of_machine) for target, of_machine in found.items()}
   curves["Paper, one H100, measured"] = {
     name: {n: 1000 * x for n, x in zip(PAPER_LENGTHS, values)} for name, values in PAPER.items()
   }
   drawn, panels = style.panels(len(curves), 2, (4.4, 3.2))
-  colours = {name: style.colour(i) for i, name in enumerate(TITLES)}
+  colors = {name: style.color(i) for i, name in enumerate(TITLES)}
   for panel, (title, of_models) in zip(panels, curves.items()):
-    ends, alone = [], []  # models of one length would be named across the lines of others
+    ends, alone = [], []  # labels of single points would cross other lines
     for name, curve in of_models.items():
       values = [x / 1000 for x in curve.values()]
-      panel.plot(list(curve), values, "o-", color=colours[name], markersize=3)
-      end = (max(curve), values[-1], TITLES[name], colours[name])
+      panel.plot(list(curve), values, "o-", color=colors[name], markersize=3)
+      end = (max(curve), values[-1], TITLES[name], colors[name])
       (ends if len(curve) > 1 else alone).append(end)
     style.log_axis(panel.xaxis, list(PAPER_LENGTHS), list(map(length_name, PAPER_LENGTHS)))
-    panel.set(title=title, xlabel="tokens of a row", ylabel="thousand tokens per second, a device")
+    panel.set(title=title, xlabel="sequence length", ylabel="thousand tokens/s per device")
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.set_xlim(PAPER_LENGTHS[0] / (4.4 if alone else 1.2), PAPER_LENGTHS[-1] * 3.2)
     style.direct_labels(panel, ends)

@@ -1,4 +1,4 @@
-"""The training step on machines that are not here: memory, and what devices send each other."""
+"""The training step, AOT-compiled: memory per device and collectives."""
 
 from matplotlib.figure import Figure
 
@@ -21,7 +21,7 @@ def _case(key):
 
 
 def _memory(x):
-  # Devices that hold one copy of the weights between them.
+  # Number of devices over which one copy of the weights is sharded.
   ways = x["mesh"]["fsdp"] * x["mesh"]["tensor"]
   even = x["memory"]["arguments"] * ways / x["argument_bytes"]
   share = f"{x['memory']['total'] / x['device_memory']:.0%}"
@@ -38,9 +38,9 @@ def _traffic(x):
 def tables(rows: list[dict]) -> str:
   compiled = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   case = ["model and machine", "mesh", "micro-batches", "remat"]
-  memory = ["arguments", "over an even split", "temporaries", "total", "of a device"]
-  traffic = [*_KINDS, "other", "FLOP of the model"]
-  refused = [
+  memory = ["arguments", "relative to even sharding", "temporaries", "total", "of device memory"]
+  traffic = [*_KINDS, "other", "model FLOP"]
+  failed = [
     f"- {_name(key)}, mesh {key['mesh']}, {key['grad_accum']} micro-batches, remat {key['remat']}:"
     f" {row['metrics']['error']}\n"
     for row in rows
@@ -48,38 +48,39 @@ def tables(rows: list[dict]) -> str:
     if "error" in row["metrics"]
   ]
   return (
-    "## Memory of one device, GB\n\n"
+    "## Memory per device, GB\n\n"
     f"{table(case + memory, [_case(key) + _memory(x) for key, x in compiled])}\n"
-    "Arguments are weights, moments and batch.\n\n"
-    "## Collectives of one device in one update, GB\n\n"
+    "Arguments: weights, optimizer moments and batch.\n\n"
+    "## Collectives per device and update, GB\n\n"
     f"{table(case + traffic, [_case(key) + _traffic(x) for key, x in compiled])}\n"
-    "The larger of operand and result. FLOP: three times the forward, of all devices together.\n"
-    + ("\n## Refused by the compiler\n\n" + "".join(refused) if refused else "")
+    "The larger of operand and result. Model FLOP: three forward passes, of all devices.\n"
+    + ("\n## Does not compile\n\n" + "".join(failed) if failed else "")
   )
 
 
 def figure(rows: list[dict]) -> Figure:
-  """Memory of a device as a share of what it has."""
+  """Memory of an update as a percentage of the memory of a device."""
   found = [(row["key"], row["metrics"]) for row in rows if "error" not in row["metrics"]]
   drawn, (axes,) = style.panels(1, 1, (8.0, 0.6 + 0.28 * len(found)))
-  places = range(len(found))
+  positions = range(len(found))
   names = []
   for key, _ in found:
     name, mesh, micro_batches, remat = _case(key)
     names.append(f"{name} · {mesh} · {micro_batches} × {remat}")
   share = lambda part: [100 * x["memory"][part] / x["device_memory"] for _, x in found]
   arguments, temporaries = share("arguments"), share("temporaries")
-  axes.barh(places, arguments, color=style.colour(0), label="weights, moments, batch")
-  axes.barh(places, temporaries, left=arguments, color=style.colour(1), label="temporaries")
+  axes.barh(positions, arguments, color=style.color(0), label="weights, optimizer moments, batch")
+  axes.barh(positions, temporaries, left=arguments, color=style.color(1), label="temporaries")
   for i, total in enumerate(share("total")):
     axes.text(total + 1, i, f"{total:.0f} %", va="center", fontsize=8)
-  axes.set_yticks(places, names)
+  axes.set_yticks(positions, names)
   axes.axvline(100, color="0.3", lw=1)
   axes.set(
-    xlabel="% of a device's memory",
-    title="Does one update fit? model · mesh · micro-batches × remat",
+    xlabel="% of device memory",
+    ylabel="model on machine · mesh · micro-batches × remat",
+    title="Memory of one update",
   )
   axes.invert_yaxis()
   axes.grid(visible=False, axis="y")
-  axes.legend(loc="lower right")
+  axes.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
   return drawn

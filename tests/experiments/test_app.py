@@ -1,5 +1,6 @@
-"""How commands start: help with all flags, errors in one line."""
+"""Start of commands: `--help` lists all flags, errors are one line."""
 
+import functools
 import importlib.util
 import re
 import subprocess
@@ -41,14 +42,12 @@ def start(*words):
   return subprocess.run(command, cwd=provenance.CHECKOUT, capture_output=True, text=True)
 
 
-# Importing benchmarks and AOT reports is slow: `make test-slow` checks their --help.
-_SLOW = ("experiments.bench.", "experiments.aot.")
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+# With config fields, and with flags of imported modules; `make test-slow` has the others.
+_FAST = ("experiments.train", "experiments.state_tracking")
 
 
-@pytest.mark.parametrize(
-  "module",
-  [pytest.param(x, marks=pytest.mark.slow) if x.startswith(_SLOW) else x for x in COMMANDS],
-)
+@pytest.mark.parametrize("module", [x if x in _FAST else slow(x) for x in COMMANDS])
 def test_help_shows_all_flags(module):
   shown = start(module, "--help").stdout
   assert f"python -m {module}" in shown
@@ -57,14 +56,14 @@ def test_help_shows_all_flags(module):
 
 
 @pytest.mark.parametrize(
-  "words, said",
+  "words, expected",
   [
     (["experiments.plots", "figure.png"], "plots: unexpected argument 'figure.png'; see --help"),
-    (
+    slow(
       ["experiments.bench.compare_transformers", "--allow_modified"],
       "compare_transformers: --reference_python is needed; see --help",
     ),
-    (
+    slow(
       ["experiments.aot.train_step_report"],
       "train_step_report: --config and --target are needed; see --help",
     ),
@@ -74,13 +73,13 @@ def test_help_shows_all_flags(module):
     ),
   ],
 )
-def test_errors_are_one_line(words, said):
-  # The last line: with CUDA wheels but no GPU jax has its own to say before.
+def test_errors_are_one_line(words, expected):
+  # The last line: with CUDA wheels but no GPU jax logs lines before it.
   done = start(*words)
-  assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
+  assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, expected)
 
 
-def test_commands_of_the_documents_exist():
+def test_documented_commands_exist():
   text = (provenance.CHECKOUT / "experiments/README.md").read_text()
   modules = set(re.findall(r"python -m (experiments[\w.]*)", text))
   assert COMMANDS.keys() <= modules

@@ -1,4 +1,4 @@
-"""Mixers beside the same layers of other libraries."""
+"""Comparison of mixers with layers of transformers."""
 
 import pytest
 
@@ -16,8 +16,8 @@ def test_missing_packages_are_one_sentence(tmp_path):
     compare_transformers.run_worker("nowhere", tmp_path)
 
 
-def test_rows_agree_in_float32():
-  """Outputs all within 1e-5, gradients too for most; of both sides' float32 on any machine."""
+def test_recorded_errors_are_small_in_float32():
+  """Errors of all outputs are below 1e-5, those of most gradients too."""
   rows = records.read("compare_transformers")
   gradients = ("input_gradient", "weight_gradient")
   close = {row["key"]["mixer"] for row in rows if all(row["metrics"][x] < 1e-5 for x in gradients)}

@@ -1,4 +1,4 @@
-"""Programs around the kernels, compiled for TPU and GPU: what they must not move."""
+"""Programs around the kernels, AOT-compiled for TPU and GPU: bounds on their HBM traffic."""
 
 import re
 
@@ -17,7 +17,7 @@ from experiments.aot.worker import Worker, compile_function
 
 
 def decoding_loop(target):
-  """The HLO of eight tokens of a small model on `target`, and the shape of all its states."""
+  """HLO of decoding eight tokens with a small model, and the shape of its stacked states."""
   cfg = preset("deltanet-tiny", dtype="bfloat16", depth=3)
   model = abstract(cfg)
   now = jax.eval_shape(
@@ -35,7 +35,7 @@ def decoding_loop(target):
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["v5e", "h100"])
 def test_decoding_moves_the_states_once(target):
-  """Only the kernel touches the states of all layers: nothing copies, slices or rebuilds them."""
+  """Only the kernel touches the stacked states: no copy, slice or concatenation."""
   with Worker(targets.one(target)) as worker:
     hlo, shape = worker.call(decoding_loop, target)
   states = f"f32[{','.join(map(str, shape))}]"
@@ -52,14 +52,14 @@ def head_norm_bytes(target):
 
 
 @pytest.mark.aot
-def test_norms_of_heads_keep_their_layout_on_tpu():
-  """Read for the sums, read, written; by a reduction over [B L H d] it is 19 times the array."""
+def test_per_head_norms_keep_their_layout_on_tpu():
+  """Two reads and one write; a reduction over [B L H d] would move 19 times the array."""
   with Worker(targets.one("v5e")) as worker:
     assert worker.call(head_norm_bytes, "v5e") <= 4.1
 
 
 def cache_moves(target):
-  """What one token against a cache of 4096 moves, over the cache: all but its own slot's update."""
+  """HBM traffic of one token against a cache of 4096, relative to the cache, without its update."""
   B, M, H, d = 32, 4096, 16, 64
   cache = jax.eval_shape(lambda: init_cache(B, M, H, d, jnp.bfloat16))
   x = jax.ShapeDtypeStruct((B, 1, H, d), jnp.bfloat16)
@@ -72,13 +72,13 @@ def cache_moves(target):
 @pytest.mark.aot
 @pytest.mark.parametrize("target", ["v5e", "h100"])
 def test_decoding_reads_a_cache_once(target):
-  """So no kernel could move less."""
+  """No kernel could move less."""
   with Worker(targets.one(target)) as worker:
     assert worker.call(cache_moves, target) <= 1.1
 
 
 def attention_kernels(target, window):
-  """Names of the kernels of attention's gradient, and whether anything is as large as a mask."""
+  """Kernel names of the attention gradient, and arrays as large as a mask."""
   B, L, H, d = 4, 2048, 4, 64
   x = jax.ShapeDtypeStruct((B, L, H, d), jnp.bfloat16)
   ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -94,7 +94,7 @@ def attention_kernels(target, window):
 @pytest.mark.aot
 @pytest.mark.parametrize("window", [None, 512])
 @pytest.mark.parametrize("target", ["v5e", "h100"])
-def test_attention_over_documents_takes_kernels_and_no_mask(target, window):
+def test_attention_with_segments_uses_kernels_and_no_mask(target, window):
   with Worker(targets.one(target)) as worker:
     kernels, squares = worker.call(attention_kernels, target, window)
   assert kernels == {"attention_fwd", "attention_bwd"}

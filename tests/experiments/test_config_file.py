@@ -1,4 +1,4 @@
-"""A wrong configuration is told in one sentence; help lists what a configuration has."""
+"""Errors in configs are one sentence; `--help` lists all fields."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ CONFIGS = provenance.CHECKOUT / "experiments/configs"
     ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError: division by zero"),
   ],
 )
-def test_wrong_files_are_named_with_the_line(content, message, tmp_path):
+def test_errors_name_file_and_line(content, message, tmp_path):
   (tmp_path / "config.py").write_text(content)
   with pytest.raises(ValueError, match=message):
     config_file.load(str(tmp_path / "config.py"))
@@ -44,9 +44,18 @@ def test_wrong_files_are_named_with_the_line(content, message, tmp_path):
     (f"{CONFIGS}/tiny.py:gated_deltanet", r"\(nearest: gated-deltanet"),
   ],
 )
-def test_wrong_names_are_named(value, message):
+def test_unknown_config_names(value, message):
   with pytest.raises(ValueError, match=message):
     config_file.load(value)
+
+
+def test_a_name_stands_for_a_file_in_configs():
+  assert config_file.resolve("lm:deltanet-340m") == f"{CONFIGS}/lm.py:deltanet-340m"
+  assert config_file.load("demo:transformer") == config_file.load(f"{CONFIGS}/demo.py:transformer")
+  with pytest.raises(ValueError, match=r"there is no config 'dem' \(nearest: demo\)"):
+    config_file.load("dem")
+  with pytest.raises(ValueError, match="it is a sweep, see `python -m"):
+    config_file.load("mqar")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command that proves kernels on hardware, with kernels that are interpreted."""
+"""The command `device_check`, with interpreted kernels."""
 
 import dataclasses
 
@@ -19,11 +19,11 @@ def case(kernel, inputs="plain", dtype="float32"):
 
 def test_every_kernel_is_checked():
   names = {x.kernel for x in device_kernels.cases(("tpu", "gpu"), True, False)}
-  rules = {"pallas_tpu", "pallas_gpu", "pallas_gpu unfused"}
-  more = ("step", "attention", "linear attention", "step linear attention", "short conv")
-  every = {f"{x} {y}" for x in more for y in rules if " " not in y}
-  of_one = {"rope pallas_tpu", "joint conv pallas_gpu", "head norm pallas_gpu"}
-  assert names == rules | every | of_one
+  delta_rules = {"pallas_tpu", "pallas_gpu", "pallas_gpu unfused"}
+  others = ("step", "attention", "linear attention", "linear attention step", "short conv")
+  on_both = {f"{x} {y}" for x in others for y in ("pallas_tpu", "pallas_gpu")}
+  on_one = {"rope pallas_tpu", "qkv conv pallas_gpu", "head norm pallas_gpu"}
+  assert names == delta_rules | on_both | on_one
   assert "triton" in {x.kernel for x in device_kernels.cases(("gpu",), False, True)}
 
 
@@ -45,7 +45,7 @@ def test_a_broken_kernel_fails(kernel):
   assert "FAIL" in text and "pass" not in text
 
 
-def test_measured_tiles_are_taken(tmp_path, monkeypatch):
+def test_measured_tiles_are_used(tmp_path, monkeypatch):
   k = jnp.zeros((1, 2, 1, 128), jnp.bfloat16)
   own, other = (table["bfloat16", 128] for table in (OTHER, H100))
   monkeypatch.setattr(measured_tiles, "FILE", tmp_path / "tiles.json")

@@ -1,4 +1,4 @@
-"""The command that evaluates on tasks; a model exported and loaded gives the same numbers."""
+"""The command `evaluate` on harness tasks; exported weights give the same results."""
 
 import functools
 import json
@@ -20,14 +20,14 @@ BYTES = load_tokenizer("bytes")
 
 @pytest.fixture(scope="module", autouse=True)
 def as_users_run():
-  """No 64 bits and no strict types, which optax does not know."""
+  """Default dtypes, because optax fails strict promotion."""
   with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
     yield
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A model of the demo's kind, trained for a moment."""
+  """A tiny model, trained for two updates."""
   folder = tmp_path_factory.mktemp("tasks")
   (folder / "in.txt").write_text("Emma was clever, and rich. Anne was kind and quiet.\n\n" * 40)
   prepare(folder / "in.txt", folder / "corpus", load_tokenizer("bytes"), validation=0.2)
@@ -43,7 +43,7 @@ def command(folder, model, *more):
   return [*words, "--batch=4", "--length=64", *more]
 
 
-def rows(folder):
+def recorded(folder):
   return [json.loads(line) for line in (folder / "out/records.jsonl").read_text().splitlines()]
 
 
@@ -54,14 +54,14 @@ def test_tasks_of_a_run(run):
   assert "paper, gla-conv-1.3b" in shown[0] and len(shown) == 5
   assert shown[2].endswith("17.25 |") and shown[3].split("|")[1].strip() == "piqa"
   assert "perplexities: 100%" in output and "generating: 100%" in output
-  first = {row["key"]["task"]: row for row in rows(run)}
+  first = {row["key"]["task"]: row for row in recorded(run)}
   origin = first["wikitext"]["provenance"]
   assert origin["lm_eval"] and origin["datasets"] and origin["task_version"] == "2.0"
   assert len(origin["data"]) == len(origin["tokenizer"]) == 64 and origin["commit"]
 
 
-def test_perplexity_survives_export_and_loading(run, tmp_path):
-  """Through our own files and through those of public checkpoints."""
+def test_exported_weights_have_the_same_perplexity(run, tmp_path):
+  """Exported as orbax weights, and as a public checkpoint."""
   subject = evaluation.open_run(run / "run", None, None)
   trained, corpus = load_trained(run / "run"), open_corpus(run / "corpus")
   save_weights(trained, tmp_path / "weights")
@@ -81,7 +81,7 @@ def test_perplexity_survives_export_and_loading(run, tmp_path):
     assert other["perplexity"] == pytest.approx(found[0]["perplexity"], rel=1e-6)
 
 
-def test_words_and_longer_contexts(run):
+def test_word_perplexity_and_longer_contexts(run):
   subject = evaluation.open_run(run / "run", None, None)
   corpus = open_corpus(run / "corpus")
   split = corpus.validation
@@ -104,18 +104,17 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-  "words,said",
+  "words, expected",
   [
     (["--tasks=piqa", "--local_data=nowhere"], "evaluate: nowhere/piqa.jsonl is not there"),
     slow(["--tasks=pica"], "evaluate: the task is 'pica' (nearest: piqa)"),
     slow(
-      ["--tasks=piqa", "--beside=gla-340"], "evaluate: --beside is 'gla-340' (nearest: gla-340m"
+      ["--tasks=piqa", "--paper_row=gla-340"],
+      "evaluate: --paper_row is 'gla-340' (nearest: gla-340m",
     ),
-    slow(
-      ["--tasks=piqa", "--input=shipped"], "evaluate: --input and --tasks name different things"
-    ),
+    slow(["--tasks=piqa", "--input=shipped"], "evaluate: --input and --tasks exclude each other"),
   ],
 )
-def test_what_is_wrong_is_told(run, words, said):
+def test_wrong_flags_are_reported_in_one_line(run, words, expected):
   output = finish(launch(command(run, f"--workdir={run}/run", *words)), 1)
-  assert output.splitlines()[-1].startswith(said)
+  assert output.splitlines()[-1].startswith(expected)

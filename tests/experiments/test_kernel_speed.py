@@ -1,4 +1,4 @@
-"""What is timed was checked first."""
+"""`kernel_speed` checks implementations before it times them."""
 
 import pytest
 from absl import flags
@@ -16,30 +16,34 @@ def parsed():
 
 
 @pytest.mark.parametrize("curve", kernel_speed.CURVES)
-def test_all_forms_agree(curve):
-  problems = kernel_speed.prepare(curve, SPEC)
-  assert [(x.key["form"], x.key["direction"]) for x in problems] == kernel_speed._FORMS[curve]
+def test_all_implementations_agree(curve):
+  cases = kernel_speed.prepare(curve, SPEC)
+  assert [(x.key["implementation"], x.key["direction"]) for x in cases] == kernel_speed._VARIANTS[
+    curve
+  ]
 
 
-def test_a_wrong_form_is_not_timed(monkeypatch):
-  """Wrong in the last row and head alone."""
+def test_an_implementation_with_wrong_results_is_not_timed(monkeypatch):
+  """Wrong only in the last head of the last sequence."""
   right = kernel_speed.rule_of
 
-  def rule_of(form):
+  def rule_of(implementation):
     def wrong(**inputs):
       o, S = delta_rule(**inputs, implementation="chunkwise")
       return o.at[-1, :, -1].multiply(1.01), S
 
-    return wrong if form == "chunkwise" else right(form)
+    return wrong if implementation == "chunkwise" else right(implementation)
 
   monkeypatch.setattr(kernel_speed, "rule_of", rule_of)
-  with pytest.raises(ValueError, match=r"^o differs from the recurrence by 1.0e-02: .*chunkwise"):
+  with pytest.raises(
+    ValueError, match=r"^o differs from the recurrent form by 1.0e-02: .*chunkwise"
+  ):
     kernel_speed.prepare("length", SPEC)
 
 
-def test_rounds_go_over_all_programs():
+def test_programs_are_timed_alternately():
   calls = []
   runs = {name: lambda name=name: calls.append(name) for name in "ab"}
   best, rounds = timing.best_seconds(runs, rounds=2, budget=0)
   assert rounds == 2 and set(best) == {"a", "b"}
-  assert "".join(calls) == "ab" + "aaabbb"  # what turned out to be short, three times
+  assert "".join(calls) == "ab" + "aaabbb"  # short runs are repeated three times

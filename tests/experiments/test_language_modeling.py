@@ -1,4 +1,4 @@
-"""The small table of language models: one size and budget, its text, its table and figure."""
+"""The small language-model table: equal model sizes, corpus, table and figure."""
 
 import struct
 import zlib
@@ -15,19 +15,19 @@ from experiments.plots import language_modeling as plot
 from tests.experiments.test_plots import PROVENANCE
 
 
-def test_all_rows_have_one_size():
+def test_all_models_have_the_same_size():
   counts = {row: count_parameters(small.model(row)) for row in small.MODELS}
   assert counts["mamba"] == small.PARAMETERS
   assert max(abs(x / small.PARAMETERS - 1) for x in counts.values()) < 1e-3
   assert set(plot.NAMES) == set(small.MODELS) and set(small.MAIN) < set(small.MODELS)
-  # All lines of table 1 and its ablations; L2 and SiLU is DeltaNet itself.
+  # All rows of table 1 and its ablations; L2 with SiLU is DeltaNet itself.
   assert set(small.PAPER) - {"l2-silu"} <= set(small.MODELS)
 
 
-def test_a_row_is_made_of_the_corpus(tmp_path, monkeypatch):
+def test_a_row_needs_the_corpus(tmp_path, monkeypatch):
   monkeypatch.setattr(small, "CORPUS", str(tmp_path / "corpus"))
   row = next(x for x in small.ROWS if x.key["model"] == "deltanet")
-  with pytest.raises(ValueError, match="is not there: run `make corpus` first"):
+  with pytest.raises(ValueError, match=r"there is no corpus in .*: run `make corpus` first"):
     row.make(row.grid[0], 0)
   (tmp_path / "in.txt").write_text("It is a truth universally acknowledged.\n\n" * 900)
   prepare(tmp_path / "in.txt", tmp_path / "corpus", load_tokenizer("bytes"), validation=0.2)
@@ -35,11 +35,11 @@ def test_a_row_is_made_of_the_corpus(tmp_path, monkeypatch):
   made.config.validate()
   assert made.config.steps == small.UPDATES and made.config.seed == 1
   assert made.task.shape == (small.BATCH, small.LENGTH) and len(made.evaluators) == 3
-  assert made.settings() != row.make(row.grid[0], 0).settings()
+  assert made.settings_hash() != row.make(row.grid[0], 0).settings_hash()
 
 
 def made_up():
-  """Rows as a sweep leaves them."""
+  """Records as written by a sweep."""
   for i, row in enumerate(small.ROWS):
     for seed in row.seeds:
       evaluation = dict(validation_bits_per_byte=2 + i / 50 + seed / 100, recall_gain=0.5)
@@ -51,7 +51,7 @@ def made_up():
       yield dict(key=row.run_key(row.grid[0], seed), metrics=metrics, provenance=PROVENANCE)
 
 
-def test_the_table_beside_the_paper():
+def test_the_table_has_the_values_of_the_paper():
   rows = list(made_up())
   text = plots.document("language_modeling", rows)
   (line,) = [x for x in text.splitlines() if x.startswith("| DeltaNet  ")][:1]
@@ -61,8 +61,8 @@ def test_the_table_beside_the_paper():
   assert len(plot.figure(rows).axes) == 3 and plot.figure([]) is None
 
 
-def test_texts_of_sword(tmp_path):
-  """Two blocks of a module, and what is left of their markup."""
+def test_parse_sword_module(tmp_path):
+  """Two compressed blocks, and their text without markup."""
   books = [
     '<chapter n="1"/><title>Emma</title>She was <w lemma="x">clever</w>,<note>so it is'
     " said</note> and\xa0rich.<lb/>  And <hi>kind</hi> &amp; quiet.",
@@ -77,8 +77,8 @@ def test_texts_of_sword(tmp_path):
   assert texts == ["She was clever, and rich.\nAnd kind & quiet.", "The end."]
 
 
-def test_texts_of_r(tmp_path):
-  """A list of lines as R serialises it, after a value that is none."""
+def test_parse_r_database(tmp_path):
+  """A serialized vector of strings, after a value that is not a vector of strings."""
   lines = ["CHAPTER I", "", "Emma was", "clever.", "", "The end."]
   head = b"X\n" + struct.pack(">IIII", 3, 0x40201, 0x30500, 5) + b"UTF-8"
   text = lambda x: struct.pack(">II", 0x40009, len(x)) + x.encode()
@@ -93,7 +93,7 @@ def test_texts_of_r(tmp_path):
   ]
 
 
-def test_pieces_hold_all_of_a_text():
+def test_pieces_contain_the_full_text():
   text = "".join(f"Line {i} of a text.\n" for i in range(4000))
   pieces = list(debian_texts.pieces(text))
   assert "".join(pieces) == text and len(pieces) == 6
@@ -102,5 +102,5 @@ def test_pieces_hold_all_of_a_text():
 
 def test_without_apt(monkeypatch):
   monkeypatch.setattr(debian_texts.shutil, "which", lambda program: None)
-  with pytest.raises(ValueError, match=r"there is no apt-get here.*by --shipped"):
+  with pytest.raises(ValueError, match=r"apt-get is not installed.*with --shipped"):
     next(debian_texts.fetch())

@@ -1,4 +1,4 @@
-"""Lines of the paper's tables of language models: sizes, budgets, rates, cost and metrics."""
+"""Rows of the paper's language-model tables: sizes, budgets, learning rates, cost and results."""
 
 import importlib
 import re
@@ -16,7 +16,7 @@ ROWS = [
   for file in paper_tables.FILES
   for row in importlib.import_module(f"experiments.configs.{file}").PAPER
 ]
-# The paper names sizes; to the unit they are in tests/models/test_presets.py.
+# Rounded sizes of the paper; exact counts are in tests/models/test_presets.py.
 PARAMETERS = {"340m": (0.36e9, 0.39e9), "1.3b": (1.3e9, 1.41e9), "3b": (2.9e9, 3.1e9)}
 TOKENS = {"340m": 15_000_000_000, "1.3b": 100_000_000_000, "3b": 1_000_000_000_000}
 BATCH = {"340m": 524_288, "1.3b": 2_097_152, "3b": 2_097_152}
@@ -25,14 +25,14 @@ _sizes = {}
 
 
 def sizes(cfg):
-  """Counted once for a model."""
+  """Summary of a model, cached."""
   key = hash(cfg.model)
   _sizes[key] = _sizes.get(key) or summarize(cfg.model, 2048)
   return _sizes[key]
 
 
 @pytest.mark.parametrize("file,row", ROWS)
-def test_a_line_is_the_papers(file, row):
+def test_a_row_has_the_settings_of_the_paper(file, row):
   module = importlib.import_module(f"experiments.configs.{file}")
   cfg = config_file.load(f"experiments/configs/{file}.py:{row}")
   cfg.validate()
@@ -57,7 +57,7 @@ def test_a_line_is_the_papers(file, row):
 @pytest.mark.parametrize(
   "name,warmup", [("deltanet-340m", 500e6 / 2**19), ("deltanet-1.3b", 1e9 / 2**21)]
 )
-def test_the_learning_rate(name, warmup):
+def test_the_learning_rate_schedule(name, warmup):
   cfg = lm.get_config(name)
   rate = lambda step: float(learning_rate(cfg, step))
   last = cfg.tokens / (cfg.data.batch * cfg.data.length)
@@ -79,12 +79,14 @@ def test_ablations_change_two_fields():
 
 
 @pytest.mark.parametrize("file", ["lm_340m", "lm_1_3b"])
-def test_the_table_on_top_is_right(file):
-  """Parameters, state and cost are computed, the paper's metrics are those below."""
+def test_the_table_in_the_docstring_is_correct(file):
+  """Parameters, state and cost are computed; results are those of PAPER."""
   module = importlib.import_module(f"experiments.configs.{file}")
-  told = [re.split(r"\s*\|\s*", x)[1:-1] for x in module.__doc__.splitlines() if x[:1] == "|"][2:]
-  assert [cells[0] for cells in told] == list(module.PAPER)
-  for row, parameters, state, flops, hours, wiki, lambada, average, swde in told:
+  documented = [
+    re.split(r"\s*\|\s*", x)[1:-1] for x in module.__doc__.splitlines() if x[:1] == "|"
+  ][2:]
+  assert [cells[0] for cells in documented] == list(module.PAPER)
+  for row, parameters, state, flops, hours, wiki, lambada, average, swde in documented:
     cfg = module.get_config(row)
     found = sizes(cfg)
     cost = 3 * cfg.tokens * found.flops
@@ -93,15 +95,15 @@ def test_the_table_on_top_is_right(file):
     assert flops == f"{cost:.1e}" and hours == f"{cost / (0.4 * 989.4e12) / 3600:.0f}"
     metrics = list(module.PAPER[row].values())
     assert (wiki, lambada) == (f"{metrics[0]:.2f}", f"{metrics[1]:.1f}")
-    # The paper's average is of the six accuracies before the recall tasks.
+    # The paper averages the six accuracies before the recall tasks.
     assert float(average) == pytest.approx(statistics.fmean(metrics[2:8]), abs=0.16)
     assert float(swde) == metrics[8]
 
 
-def test_lines_by_name():
-  lines = paper_tables.lines()
-  assert len(lines) == 9 + 8 + 4 + 1
-  assert paper_tables.beside("piqa", "acc", lines["deltanet-340m"]) == 64.8
-  assert paper_tables.beside("arc_easy", "acc_norm", lines["deltanet-3b"]) == 60.4
-  assert paper_tables.beside("boolq", "acc", lines["deltanet-3b"]) is None
+def test_rows_by_name():
+  rows = paper_tables.paper_rows()
+  assert len(rows) == 9 + 8 + 4 + 1
+  assert paper_tables.paper_value("piqa", "acc", rows["deltanet-340m"]) == 64.8
+  assert paper_tables.paper_value("arc_easy", "acc_norm", rows["deltanet-3b"]) == 60.4
+  assert paper_tables.paper_value("boolq", "acc", rows["deltanet-3b"]) is None
   assert len(lm_3b.OTHERS) == 5

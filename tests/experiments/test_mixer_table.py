@@ -1,4 +1,4 @@
-"""The overview of mixers."""
+"""The table of mixers."""
 
 import pytest
 
@@ -12,16 +12,16 @@ def markdown():
 
 
 @pytest.mark.parametrize("path", ["README.md", "deltanet_jax/mixers/README.md"])
-def test_documents_show_it_as_it_is(path, markdown):
+def test_readmes_have_the_current_table(path, markdown):
   text = (provenance.CHECKOUT / path).read_text()
   if path != "README.md" or "| efficient form" in text:
     assert markdown in text, "run `python -m experiments.models --mixers --markdown`"
 
 
-def test_says_how_each_mixer_is_computed(markdown):
+def test_operator_state_and_kernels_of_each_mixer(markdown):
   header, *rows = mixer_table.text(["attention", "deltanet"]).splitlines()
   assert header.split("  ")[0] == "mixer" and header.endswith("efficient form")
-  # 32 heads of 64 for keys and as many for values; 16 heads of 128 x 128.
+  # KV cache: keys and values of 32 heads of size 64; state: 16 heads of 128 x 128.
   assert "4,096 per token" in rows[0] and f"{16 * 128**2:,}" in rows[1]
   assert markdown.count("\n") == 2 + len(MIXERS)
   for kind in MIXERS:

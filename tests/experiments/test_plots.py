@@ -1,4 +1,4 @@
-"""Tables and metrics of the rows in the repository."""
+"""Tables and figures of the committed records."""
 
 import importlib
 
@@ -23,8 +23,8 @@ def test_tables_are_narrow(name):
 
 
 @pytest.mark.parametrize("name", plots.MODULES)
-def test_documents_show_the_rows(name):
-  """The files in the repository are those that the rows make."""
+def test_committed_tables_match_the_records(name):
+  """Every table.md is what `python -m experiments.plots` writes."""
   rows, file = records.read(name), records.results() / name / "table.md"
   assert file.exists() == bool(rows)
   if rows:
@@ -33,17 +33,19 @@ def test_documents_show_the_rows(name):
 
 def speed_rows():
   shape = dict(head_size=64, batch=1, heads=4, length=512, dtype="float32", memory="kept")
-  key = lambda curve, direction, form: dict(curve=curve, **shape, direction=direction, form=form)
+  key = lambda curve, direction, implementation: dict(
+    curve=curve, **shape, direction=direction, implementation=implementation
+  )
   metrics = dict(seconds=0.01, microseconds_per_token_and_head=1.0, temporary_bytes=1, rounds=1)
-  for form in ("recurrent", "chunkwise"):
+  for implementation in ("recurrent", "chunkwise"):
     for direction in ("forward", "forward+backward"):
-      yield key("length", direction, form), metrics | dict(speedup=2.0)
-  for form in ("recurrent", "chunkwise", "default"):
-    yield key("forward", "forward", form), metrics | dict(speedup=2.0, over_fastest=1.0)
+      yield key("length", direction, implementation), metrics | dict(speedup=2.0)
+  for implementation in ("recurrent", "chunkwise", "default"):
+    yield key("forward", "forward", implementation), metrics | dict(speedup=2.0, over_fastest=1.0)
   yield key("batch_heads", "forward+backward", "default"), metrics | dict(over_cheapest=1.0)
 
 
-def test_kernel_speed_beside_the_paper():
+def test_kernel_speed_shows_the_paper():
   rows = [dict(key=k, metrics=x, provenance=PROVENANCE) for k, x in speed_rows()]
   text = kernel_speed.tables(rows)
   assert text.count("## ") == 3 and "4.0 ×" in text  # the paper's at 512 tokens
@@ -57,14 +59,14 @@ def test_a_table_aligns_words_and_numbers():
 
 
 def sweep_rows(table, metric, test):
-  """Made-up rows of the sets: two points of the grid, then another seed of the better one."""
+  """Made-up records: two grid points, then another seed of the better one."""
   sets = ("small", "long", "why", "paper")
   for i, row in enumerate(sorted(table.ROWS, key=lambda row: sets.index(row.set))):
     points = row.grid[:2]
     runs = [(points[0], 0, 0.2), (points[-1], 0, 0.6), (points[-1], 1, 0.7)]
-    for point, seed, worth in runs[2 - len(points) :]:
-      chosen_by = -worth if row.lower else worth
-      evaluation = {metric: chosen_by, test: (i % 7) / 10 + worth / 10}
+    for point, seed, score in runs[2 - len(points) :]:
+      selected_by = -score if row.lower else score
+      evaluation = {metric: selected_by, test: (i % 7) / 10 + score / 10}
       metrics = dict(evaluation=evaluation, training_loss=0.125)
       yield dict(key=row.run_key(point, seed), metrics=metrics, provenance=PROVENANCE)
 
@@ -77,7 +79,7 @@ def sweep_rows(table, metric, test):
     ("regbench", "validation_loss", "test_dfa_accuracy", "6.5 (6.0 to 7.0)"),
   ],
 )
-def test_sweeps_beside_the_paper(name, metric, test, first):
+def test_sweep_tables_show_the_paper(name, metric, test, first):
   rows = list(sweep_rows(importlib.import_module(f"experiments.configs.{name}"), metric, test))
   text = plots.document(name, rows)
   lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -88,4 +90,4 @@ def test_sweeps_beside_the_paper(name, metric, test, first):
     assert module.figure([]) is None
   else:
     assert "| DeltaNet, conv " in text and "71.8 |" in text
-    assert "conv of 2, 256 rows" in text and "0.12 |" in text
+    assert "conv width 2, 256 examples" in text and "0.12 |" in text

@@ -1,4 +1,4 @@
-"""Chips and machines that programs are compiled for."""
+"""Chips and machines as AOT compilation targets."""
 
 import pytest
 
@@ -40,5 +40,5 @@ def test_a_missing_wheel_is_named(monkeypatch):
     ("cpu", None),
   ],
 )
-def test_chips_by_the_name_that_jax_gives(kind, chip):
+def test_chips_by_device_kind(kind, chip):
   assert chips.find(kind) == (chips.CHIPS[chip] if chip else None)
