@@ -110,7 +110,7 @@ def load() -> tuple[LM, Tokenizer | None]:
 def check_flags():
   """Check flags before a model is loaded."""
   if bool(_texts()) == bool(_token_ids()):
-    raise ValueError("set either --text (or --text_file) or --prompt (or --prompt_file); see --help.")
+    raise ValueError("set either --text or --prompt (or --text_file, --prompt_file); see --help.")
   if _texts() and not (_WORKDIR.value or _CHECKPOINT.value or _TOKENIZER.value):
     raise ValueError(
       "--text needs a trained model: --workdir=RUN (`python -m experiments.demo` trains one in"
