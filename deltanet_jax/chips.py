@@ -148,6 +148,6 @@ CHIPS = {
 
 
 def find(device_kind: str) -> Chip | None:
-  """The chip of a `device_kind`, or None; longest match wins ("TPU v5 lite" over "TPU v5")."""
+  """Return the chip of a `device_kind`, or None; longest match ("TPU v5 lite" over "TPU v5")."""
   known = [(kind, chip) for chip in CHIPS.values() for kind in chip.kinds if kind in device_kind]
   return max(known, key=lambda x: len(x[0]))[1] if known else None

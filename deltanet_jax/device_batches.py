@@ -1,4 +1,4 @@
-"""From NumPy batches to global arrays on the mesh; every process reads only its own sequences."""
+"""Transfer NumPy batches to global arrays on the mesh; a process reads only its own sequences."""
 
 import itertools
 

@@ -17,13 +17,13 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 @contextlib.contextmanager
 def writing(folder: str | pathlib.Path):
-  """Tells of a full or protected disk, while `folder` is written, in one sentence."""
+  """Turn errors of a full or read-only disk while writing `folder` into a one-line message."""
   try:
     yield
   except OSError as e:
     if e.errno not in _DISK:
       raise
-    raise OSError(f"{folder} cannot be written ({e.strerror}): name a folder that can.") from e
+    raise OSError(f"{folder} cannot be written ({e.strerror}): choose a writable folder.") from e
 
 
 def check_writable(folder: str | pathlib.Path):
@@ -47,7 +47,7 @@ def check_writable(folder: str | pathlib.Path):
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path):
-  """Yields a path to write; at the end it takes the place of `path`, unless there was an error."""
+  """Yield a temporary path to write; on success it replaces `path` atomically."""
   new = path.with_name(path.name + ".new")
   try:
     yield new
@@ -60,7 +60,7 @@ def replacing(path: pathlib.Path):
 
 @contextlib.contextmanager
 def new_folder(folder: pathlib.Path):
-  """Yields a folder to fill; at the end it becomes `folder`, unless there was an error."""
+  """Yield a temporary folder to fill; on success it is renamed to `folder` atomically."""
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
     raise ValueError(f"{folder} is not empty: name a new folder.")
   new = folder.with_name(folder.name + ".new")
@@ -81,22 +81,24 @@ def new_folder(folder: pathlib.Path):
 
 
 def write_text(path: pathlib.Path, text: str):
+  """Write a text file atomically."""
   with replacing(path) as new:
     new.write_text(text)
 
 
 def write_json(path: pathlib.Path, values: object):
+  """Write a JSON file atomically."""
   write_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def sync(path: pathlib.Path):
-  """Returns when the file is on the disk and not only in memory."""
+  """Flush a file to disk (fsync)."""
   with open(path, "rb") as file:
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: pathlib.Path):
-  """The same for the names in a folder."""
+  """Flush the directory entries of a folder to disk (fsync)."""
   opened = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(opened)
@@ -105,6 +107,7 @@ def sync_folder(folder: pathlib.Path):
 
 
 def sha256(path: pathlib.Path) -> str:
+  """Return the SHA-256 of a file in hex."""
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -122,9 +125,10 @@ def locked(
   The operating system releases the lock when the process ends, however it ends.
 
   Args:
-    name: what is locked, for messages; the folder of the file by default.
-    wait: block until the lock is free instead of raising LockedError.
-    report: called with one line if the file system has no locks.
+    path: File or folder to lock.
+    name: The locked resource, for messages; the folder of the file by default.
+    wait: Block until the lock is free instead of raising LockedError.
+    report: Called with a one-line message if the file system does not support locks.
   """
   is_folder = path.is_dir()
   handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT, 0o666)

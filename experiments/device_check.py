@@ -86,7 +86,7 @@ def fastest_tiles(case: device_kernels.DeviceCase, rounds: int) -> dict[str, dic
 
   found = {}
   for kernel, tile in alternatives(case.dtype, case.arrays["k"].shape[-1]).items():
-    with measured_tiles.forced({kernel: tuple(tile)}):
+    with measured_tiles.override({kernel: tuple(tile)}):
       correct = check(case)["passes"]
       other = times(case, rounds)["seconds"] if correct else None
     own = times(case, rounds)["seconds"]
@@ -114,13 +114,13 @@ def _tune(case, device, out):
   found = fastest_tiles(case, _ROUNDS)
   size = case.arrays["k"].shape[-1]
   faster = {
-    measured_tiles.name(kernel, case.dtype, size): tuple(x["tile"])
+    measured_tiles.entry(kernel, case.dtype, size): tuple(x["tile"])
     for kernel, x in found.items()
     if x["taken"]
   }
-  measured_tiles.write(device, faster)
+  path = measured_tiles.write(device, faster)
   out.write(dict(device=device, tiles=case.dtype), found, time.perf_counter() - start)
-  print(f"{len(faster)} of {len(found)} tiles replaced in {measured_tiles.FILE}")
+  print(f"{len(faster)} of {len(found)} tiles replaced in {path}")
 
 
 def show(results: list[tuple[dict, dict]]) -> str:

@@ -1,4 +1,4 @@
-"""Text generation."""
+"""Text generation: sampling and the decoding loop."""
 
 from deltanet_jax.generate.loop import generate
 from deltanet_jax.generate.sample import Sampling, sample

@@ -4,7 +4,7 @@ from jaxtyping import Array, Float, Int
 
 from deltanet_jax.ops.dispatch import PLATFORMS, Entry, Operator
 from pallas_kernels.common.autodiff import custom_backward
-from pallas_kernels.rope.reference import turn, unsupported_reason
+from pallas_kernels.rope.reference import rotate, unsupported_reason
 
 
 def rope(
@@ -35,9 +35,9 @@ def rope(
 
 
 def _pallas_tpu(x, positions, base, interpret):
-  from pallas_kernels.rope.pallas_tpu import turn_tpu  # slow to import
+  from pallas_kernels.rope.pallas_tpu import rotate_tpu  # slow to import
 
-  return turn_tpu(x, positions, base, interpret)
+  return rotate_tpu(x, positions, base, interpret)
 
 
 # The gradient is rotated back: autodiff would write halves of heads in float32.
@@ -48,7 +48,7 @@ def _rotate_backward(base, args, d):
 
 @custom_backward(_rotate_backward, static=(2,))
 def _rotate(x, positions, base):
-  return turn(x, positions, base)
+  return rotate(x, positions, base)
 
 
 def _plain(x, positions, base, interpret):

@@ -33,5 +33,5 @@ def segment_positions(
   index = jnp.arange(length, dtype=jnp.int32)[None, :]
   if segment_ids is None:
     return start[:, None] + index
-  begins = jnp.where(segment_starts(segment_ids), index, -start[:, None])
-  return index - lax.cummax(begins, axis=1)
+  starts = jnp.where(segment_starts(segment_ids), index, -start[:, None])
+  return index - lax.cummax(starts, axis=1)

@@ -252,20 +252,22 @@ def _tile(machine, case, kernel):
 
   For attention the first two are tokens per block and tokens per loop iteration of the other side.
   """
-  from pallas_kernels.attention import gpu as attention
+  from pallas_kernels.attention.pallas_gpu import tiles as attention_tiles
   from pallas_kernels.delta_rule.pallas_gpu import tiles
 
   if case.program.startswith("attention"):
     with tracing_for(machine):
       part = kernel.removeprefix("attention_")
-      return list(attention.tile_for(part, LENGTH, case.head_size))
+      return list(attention_tiles.tile_for(part, LENGTH, case.head_size))
   name = kernel.removeprefix("delta_rule_").removeprefix("linear_attention_")
   name = {"_ut_kernel": "ut_triton"}.get(kernel, name)
   if name == "step" or case.is_auxiliary:
     return None
   with tracing_for(machine):
     kind = dict(
-      full=case.inputs == "full", erases=not case.is_linear_attention, channels=case.per_channel
+      gated=case.inputs == "full",
+      delta_rule=not case.is_linear_attention,
+      per_channel=case.per_channel,
     )
     return list(tiles.tile_for(name, _arrays(case)[0]["k"], **kind))
 

@@ -1,17 +1,18 @@
-"""Causal softmax attention by kernels of our own for TPU and GPU, with derivatives of any order."""
+"""Causal softmax attention kernels for TPU and GPU, with derivatives of any order.
 
-import importlib
-
-# Imported when they are asked for: the checks are of use without Pallas.
-_MODULES = {"attention_tpu": "tpu", "attention_gpu": "gpu"}
-__all__ = list(_MODULES)
+The functions import Pallas when they are called: `attention.checks` is usable without it.
+"""
 
 
-def __getattr__(name):
-  if name not in _MODULES:
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+def attention_tpu(q, k, v, segments=None, *, window=None, interpret=False):
+  """Apply causal attention on TPU; see `attention.pallas_tpu.attention.attention_tpu`."""
+  from pallas_kernels.attention.pallas_tpu import attention
+
+  return attention.attention_tpu(q, k, v, segments, window=window, interpret=interpret)
 
 
-def __dir__():
-  return [*globals(), *__all__]
+def attention_gpu(q, k, v, segments=None, *, window=None, interpret=False):
+  """Apply causal attention on GPU; see `attention.pallas_gpu.attention.attention_gpu`."""
+  from pallas_kernels.attention.pallas_gpu import attention
+
+  return attention.attention_gpu(q, k, v, segments, window=window, interpret=interpret)

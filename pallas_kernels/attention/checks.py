@@ -2,11 +2,6 @@
 
 import jax.numpy as jnp
 
-# Raised by forward-mode autodiff of a kernel.
-NO_FORWARD_MODE = (
-  "forward-mode autodiff (jax.jvp, jax.linearize, jax.hessian) is not supported by attention"
-  ' kernels: they define a custom VJP. Use implementation="plain".'
-)
 # Channels of a head: a program of the GPU kernel holds full heads of a block of tokens.
 MAX_HEAD_SIZE = {"pallas_tpu": 256, "pallas_gpu": 128}
 _DTYPES = {"pallas_tpu": (jnp.bfloat16,), "pallas_gpu": (jnp.bfloat16, jnp.float16)}

@@ -1,4 +1,8 @@
-"""What a query sees and what sees a key, each as one token: the other end is the token itself."""
+"""Ranges of keys and queries that attend to each other, by causality, segment and window.
+
+Query i attends to the keys first_keys[i] .. i; key j is attended to by the queries
+j .. last_queries[j].
+"""
 
 import jax.numpy as jnp
 from jax import lax
@@ -9,9 +13,9 @@ I32 = jnp.int32
 
 
 def first_keys(segments, B, length, window):
-  """[B length] int32, never falling: the first key that each query sees.
+  """Return [B length] int32, non-decreasing: the first key that each query attends to.
 
-  It is by its segment and the window; segments [B L] go on to `length`.
+  segments [B L] or None are extended to `length` by the last segment.
   """
   index = jnp.arange(length, dtype=I32)[None]
   first = jnp.zeros((B, length), I32)
@@ -23,7 +27,7 @@ def first_keys(segments, B, length, window):
 
 
 def last_queries(segments, B, length, window):
-  """[B length] int32, never falling: the last query that sees each key."""
+  """Return [B length] int32, non-decreasing: the last query that attends to each key."""
   index = jnp.arange(length, dtype=I32)[None]
   last = jnp.full((B, length), length - 1, I32)
   if segments is not None:

@@ -1,35 +1,32 @@
-"""Attention by kernels and its derivatives of any order."""
-
-import functools
+"""Derivatives of attention kernels, of any order."""
 
 from pallas_kernels.attention import reference
-from pallas_kernels.attention.checks import NO_FORWARD_MODE
-from pallas_kernels.common.differentiable import Kernels, by_kernels
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
 
 
-def attend(forward, backward, q, k, v, segments, window):
-  """o `[B L H d]`.
+def differentiable_attention(forward, backward, q, k, v, segments, window):
+  """Return o [B L H d] of a forward kernel, differentiable by a backward kernel.
 
   Args:
-    forward: (q, k, v, segments, save=) -> o, and the log of each softmax's sum to save it.
-    backward: (q, k, v, segments, o, that, do) -> dq, dk, dv.
+    forward: (q, k, v, segments, save=) -> (o, log2-sum-exp of the scores if save else None).
+    backward: (q, k, v, segments, o, log2-sum-exp, do) -> (dq, dk, dv).
   """
 
   def run(*args):
     return forward(*args, save=False)[:1]
 
-  def save(*args):
-    o, sums = forward(*args, save=True)
-    return (o,), (o, sums)
+  def run_saving(*args):
+    o, logsumexp = forward(*args, save=True)
+    return (o,), (o, logsumexp)
 
-  def pull(args, residuals, cotangents):
+  def run_backward(args, residuals, cotangents):
     return *backward(*args, *residuals, *cotangents), None
 
-  kernels = Kernels(
-    run=run,
-    save=save,
-    backward=pull,
-    plain=lambda *args: (functools.partial(reference.causal_attention, window=window)(*args),),
-    unsupported_reason=NO_FORWARD_MODE,
+  kernel = KernelVJP(
+    forward=run,
+    forward_saving=run_saving,
+    backward=run_backward,
+    reference=lambda *args: (reference.causal_attention(*args, window=window),),
+    name="attention",
   )
-  return by_kernels(kernels, q, k, v, segments)[0]
+  return call_kernel(kernel, q, k, v, segments)[0]

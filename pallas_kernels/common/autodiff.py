@@ -1,10 +1,10 @@
-"""Functions whose backward is written by hand: with forward mode, or refusing it in a sentence.
+"""Custom backward passes that keep forward-mode autodiff, or reject it with a clear message.
 
-`jax.custom_vjp` has no forward mode, and says so without a way on. It also (jax 0.10.2) mixes up
-residuals that are arguments where a function inside a scan is differentiated twice and some
-argument, for instance the segments of a row, is not differentiated at all: the indices of these
-residuals are not moved past the constants that it finds. Here a function is a `jax.custom_jvp`, and
-its derivative a linear map that carries its own transpose.
+Why not `jax.custom_vjp`: it has no forward mode, and its error message offers no alternative. In
+jax 0.10.2 it also mixes up residuals that are arguments when a function inside a scan is
+differentiated twice and some argument (e.g. `segment_ids`) is not differentiated: it does not shift
+the indices of these residuals past the constants it finds. Here a function is a `jax.custom_jvp`
+whose derivative is a linear map with an explicit transpose.
 """
 
 import functools
@@ -15,23 +15,22 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-# run(constants, tangents) is linear in the tangents, transpose(constants, cotangents) its
-# transpose; all of them flat. The first `count` operands are the constants.
-_linear = Primitive("linear_by_hand")
-_linear.multiple_results = True
+# run(constants, tangents) is linear in the tangents and transpose(constants, cotangents) is its
+# transpose; both take flat lists. The first `count` operands are the constants.
+_linear_map = Primitive("linear_map_with_transpose")
+_linear_map.multiple_results = True
 
 
 def custom_backward(backward, static=(), inline=False):
-  """Decorates f(*args), whose gradient is then backward(*static_args, args, d_out).
+  """Decorate f(*args) with a custom backward pass, backward(*static_args, args, d_out).
 
-  Forward mode is JAX's own, of f as it is written.
+  Forward mode differentiates f itself.
 
   Args:
-    backward: returns one gradient for each of args (those that are not static), None for integers
-      and for what is None itself.
-    static: positions of arguments that are hashable and no arrays.
-    inline: leaves f's operations visible where it is differentiated, to policies of what is kept
-      for the backward; a second derivative is then JAX's own.
+    backward: returns one gradient per non-static argument, None for integer and None arguments.
+    static: positions of the hashable non-array arguments.
+    inline: keep f's operations visible to `jax.checkpoint` policies when f is differentiated;
+      second derivatives are then JAX's own.
   """
 
   def decorate(f):
@@ -39,31 +38,31 @@ def custom_backward(backward, static=(), inline=False):
 
     def rule(*static_args_and_pair):
       *static_args, args, tangents = static_args_and_pair
-      whole = functools.partial(_merged, static, static_args)
+      all_args = functools.partial(_merge_static, static, static_args)
       leaves, tree = jax.tree.flatten(args)
-      moving = moving_leaves(tangents)
-      out = (f if inline else wrapped)(*whole(args))
+      nonzero = nonzero_tangent_indices(tangents)
+      out = (f if inline else wrapped)(*all_args(args))
       out_leaves, out_tree = jax.tree.flatten(out)
 
       def run(constants, tangents):
-        def of_moving(*moved):
-          at = dict(zip(moving, moved))
+        def of_nonzero(*values):
+          new = dict(zip(nonzero, values))
           return jax.tree.leaves(
-            f(*whole(tree.unflatten([at.get(i, x) for i, x in enumerate(constants)])))
+            f(*all_args(tree.unflatten([new.get(i, x) for i, x in enumerate(constants)])))
           )
 
-        return jax.jvp(of_moving, [constants[i] for i in moving], list(tangents))[1]
+        return jax.jvp(of_nonzero, [constants[i] for i in nonzero], list(tangents))[1]
 
       def transpose(constants, cotangents):
         d = out_tree.unflatten(cotangents)
         grads = jax.tree.leaves(backward(*static_args, tree.unflatten(constants), d))
         floating = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
-        at = dict(zip(floating, grads, strict=True))
-        return [at[i] for i in moving]
+        by_leaf = dict(zip(floating, grads, strict=True))
+        return [by_leaf[i] for i in nonzero]
 
       flat = jax.tree.leaves(tangents)
-      moved = bind_linear(run, transpose, leaves, [flat[i] for i in moving], out_leaves)
-      return out, out_tree.unflatten(moved)
+      d_out = apply_linear_map(run, transpose, leaves, [flat[i] for i in nonzero], out_leaves)
+      return out, out_tree.unflatten(d_out)
 
     wrapped.defjvp(rule, symbolic_zeros=True)
     return functools.wraps(f)(wrapped)
@@ -75,35 +74,36 @@ def reverse_only(args, message: str):
   """Return args (a pytree of arrays or None); forward-mode autodiff raises TypeError(message)."""
 
   @jax.custom_jvp
-  def same(args):
+  def identity(args):
     return args
 
   def rule(primals, tangents):
     leaves, tree = jax.tree.flatten(primals[0])
-    flat, moving = jax.tree.leaves(tangents[0]), moving_leaves(tangents[0])
+    flat, nonzero = jax.tree.leaves(tangents[0]), nonzero_tangent_indices(tangents[0])
 
     def run(*_):
       raise TypeError(message)
 
     transpose = lambda _, cotangents: list(cotangents)
-    moved = bind_linear(run, transpose, [], [flat[i] for i in moving], [leaves[i] for i in moving])
-    at = dict(zip(moving, moved))
-    return primals[0], tree.unflatten([at.get(i, flat[i]) for i in range(len(leaves))])
+    likes = [leaves[i] for i in nonzero]
+    out = apply_linear_map(run, transpose, [], [flat[i] for i in nonzero], likes)
+    new = dict(zip(nonzero, out))
+    return primals[0], tree.unflatten([new.get(i, flat[i]) for i in range(len(leaves))])
 
-  same.defjvp(rule, symbolic_zeros=True)
-  return same(args)
+  identity.defjvp(rule, symbolic_zeros=True)
+  return identity(args)
 
 
-def _merged(static, static_args, args):
-  """All arguments in their order."""
+def _merge_static(static, static_args, args):
+  """Return all arguments in their original order."""
   args = list(args)
   for position, x in sorted(zip(static, static_args)):
     args.insert(position, x)
   return args
 
 
-def moving_leaves(tangents):
-  """Which leaves have a tangent that is not known to be zero."""
+def nonzero_tangent_indices(tangents):
+  """Return the indices of the leaves whose tangent is not symbolically zero."""
   return [
     i
     for i, t in enumerate(jax.tree.leaves(tangents))
@@ -111,31 +111,38 @@ def moving_leaves(tangents):
   ]
 
 
-def bind_linear(run, transpose, constants, tangents, outs):
+def apply_linear_map(run, transpose, constants, tangents, outs):
+  """Return run(constants, tangents), a linear map of the tangents with an explicit transpose.
+
+  Args:
+    run: (constants, tangents) -> outputs, linear in the tangents; only called by forward mode.
+    transpose: (constants, cotangents) -> one gradient per tangent.
+    outs: arrays with the shapes and dtypes of the outputs.
+  """
   shapes = tuple((x.shape, x.dtype) for x in outs)
-  return _linear.bind(
+  return _linear_map.bind(
     *constants, *tangents, run=run, transpose=transpose, count=len(constants), shapes=shapes
   )
 
 
-@_linear.def_impl
+@_linear_map.def_impl
 def _run(*operands, run, count, **_):
   return run(operands[:count], operands[count:])
 
 
-@_linear.def_abstract_eval
+@_linear_map.def_abstract_eval
 def _abstract(*_, shapes, **__):
   return [jax.core.ShapedArray(*shape) for shape in shapes]
 
 
 def _jvp(primals, tangents, **params):
-  moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+  nonzero = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
-  def of_moving(*moved):
-    at = dict(zip(moving, moved))
-    return _run(*(at.get(i, x) for i, x in enumerate(primals)), **params)
+  def of_nonzero(*values):
+    new = dict(zip(nonzero, values))
+    return _run(*(new.get(i, x) for i, x in enumerate(primals)), **params)
 
-  return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+  return jax.jvp(of_nonzero, [primals[i] for i in nonzero], [tangents[i] for i in nonzero])
 
 
 def _transpose(cotangents, *operands, transpose, count, **_):
@@ -146,26 +153,28 @@ def _transpose(cotangents, *operands, transpose, count, **_):
 
 def _batch(operands, axes, *, run, transpose, count, shapes):
   size = next(x.shape[a] for x, a in zip(operands, axes) if a is not None)
-  of_constants, of_tangents = tuple(axes[:count]), tuple(axes[count:])
+  constant_axes, tangent_axes = tuple(axes[:count]), tuple(axes[count:])
 
   def transpose_all(constants, cotangents):
     one = lambda constants, cotangents: tuple(transpose(constants, cotangents))
-    grads = jax.vmap(one, in_axes=(of_constants, 0))(tuple(constants), list(cotangents))
+    grads = jax.vmap(one, in_axes=(constant_axes, 0))(tuple(constants), list(cotangents))
     return [
-      d.sum(axis=0) if a is None else jnp.moveaxis(d, 0, a) for d, a in zip(grads, of_tangents)
+      d.sum(axis=0) if a is None else jnp.moveaxis(d, 0, a) for d, a in zip(grads, tangent_axes)
     ]
 
   def run_all(constants, tangents):
-    return jax.vmap(run, in_axes=(of_constants, of_tangents), axis_size=size)(
+    return jax.vmap(run, in_axes=(constant_axes, tangent_axes), axis_size=size)(
       tuple(constants), tuple(tangents)
     )
 
   shapes = tuple(((size, *shape), dtype) for shape, dtype in shapes)
-  outs = _linear.bind(*operands, run=run_all, transpose=transpose_all, count=count, shapes=shapes)
+  outs = _linear_map.bind(
+    *operands, run=run_all, transpose=transpose_all, count=count, shapes=shapes
+  )
   return outs, [0] * len(outs)
 
 
-ad.primitive_jvps[_linear] = _jvp
-ad.primitive_transposes[_linear] = _transpose
-batching.primitive_batchers[_linear] = _batch
-mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_linear_map] = _jvp
+ad.primitive_transposes[_linear_map] = _transpose
+batching.primitive_batchers[_linear_map] = _batch
+mlir.register_lowering(_linear_map, mlir.lower_fun(_run, multiple_results=True))

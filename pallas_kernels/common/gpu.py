@@ -1,4 +1,4 @@
-"""Which GPU kernels are traced for, and how a Pallas kernel for NVIDIA GPUs is launched."""
+"""Target GPU at trace time, and the launch of a Pallas kernel on NVIDIA GPUs (Triton lowering)."""
 
 import contextlib
 
@@ -6,40 +6,40 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-# Part of the key of jax's caches: what was traced for one GPU is not taken for another.
+# A user context is part of the key of JAX's caches: a trace for one GPU is not reused for another.
 _compiling_for = jax.make_user_context(None)
 
 
 def compiling_for_gpu(device_kind: str) -> contextlib.AbstractContextManager:
-  """Kernels traced inside take the tiles of the GPU that jax calls `device_kind`.
+  """Use the tiles of the GPU `device_kind` (JAX's name) for kernels traced inside the context.
 
-  For compiling ahead of time, where no device says what it is.
+  For AOT compilation without a device.
   """
   return _compiling_for(device_kind)
 
 
 def device_kind() -> str | None:
-  """As jax calls it; None if there is no GPU and none was named."""
+  """Return JAX's name of the target GPU: set by `compiling_for_gpu`, else the GPU present."""
   here = jax.devices()[0].device_kind if jax.default_backend() == "gpu" else None
   return _compiling_for.value or here
 
 
-def call(body, name, args, out_shape, *, grid, warps, stages=1, interpret, aliases=None):
-  """Runs body on whole arrays, those of args that are not None.
+def launch(body, name, args, out_shape, *, grid, warps, stages=1, interpret, aliases=None):
+  """Run the kernel `body` with full arrays as refs; args that are None are left out.
 
-  Bodies address arrays themselves, where they lie, so no copy in another layout is ever made.
+  Bodies index the arrays in their own layout, so no transposed copy is made.
 
   Args:
-    stages: of a loop's loads that are in flight at once; 1 loads nothing ahead.
-    aliases: number of an argument -> number of the output that takes its place.
+    stages: software pipelining stages of a loop's loads; 1 does not prefetch.
+    aliases: input index -> index of the output that reuses its buffer.
   """
   args = [x for x in args if x is not None]
-  whole = pl.BlockSpec(memory_space=pl.ANY)
+  full = pl.BlockSpec(memory_space=pl.ANY)
   return pl.pallas_call(
     body,
     grid=grid,
-    in_specs=[whole] * len(args),
-    out_specs=[whole] * len(out_shape),
+    in_specs=[full] * len(args),
+    out_specs=[full] * len(out_shape),
     out_shape=out_shape,
     input_output_aliases=aliases or {},
     compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=stages),

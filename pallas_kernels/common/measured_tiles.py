@@ -1,51 +1,90 @@
-"""Tiles that were fastest on this machine's GPU, before which the kernels' own tables give way.
+"""Cache of GPU tile sizes measured on this machine; they take precedence over the built-in tables.
 
-`python -m experiments.device_check` measures and writes them.
+`python -m experiments.device_check` measures and writes them. The file is measured_tiles.json in
+$DELTANET_JAX_CACHE, else in $XDG_CACHE_HOME/deltanet_jax, else in ~/.cache/deltanet_jax:
+
+  {device kind: {"<kernel> <dtype> <padded key size>": [tile sizes, warps, stages]}}
 """
 
 import contextlib
 import functools
 import json
+import os
 import pathlib
+import tempfile
 
 from pallas_kernels.common import gpu
 
-FILE = pathlib.Path(__file__).with_name("measured_tiles.json")
-_forced: dict[str, tuple[int, ...]] = {}
+_overrides: dict[str, tuple[int, ...]] = {}
+
+
+def cache_file() -> pathlib.Path:
+  """Return the path of the cache file, which may not exist."""
+  if folder := os.environ.get("DELTANET_JAX_CACHE"):
+    return pathlib.Path(folder, "measured_tiles.json")
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(base, "deltanet_jax", "measured_tiles.json")
 
 
 def find(kernel: str, dtype: str, key_size: int) -> tuple[int, ...] | None:
-  """The tile of a kernel for this dtype and padded head size of keys, None if none was measured."""
-  if kernel in _forced:
-    return _forced[kernel]
-  tile = _read().get(gpu.device_kind(), {}).get(name(kernel, dtype, key_size))
+  """Return the measured tile of a kernel for this dtype and padded key size; None if unmeasured."""
+  if kernel in _overrides:
+    return _overrides[kernel]
+  device = gpu.device_kind()
+  if device is None:
+    return None
+  tile = _read(cache_file()).get(device, {}).get(entry(kernel, dtype, key_size))
   return None if tile is None else tuple(tile)
 
 
-def name(kernel: str, dtype: str, key_size: int) -> str:
+def entry(kernel: str, dtype: str, key_size: int) -> str:
+  """Return the key of a tile in the cache file."""
   return f"{kernel} {dtype} {key_size}"
 
 
 @contextlib.contextmanager
-def forced(tiles: dict[str, tuple[int, ...]]):
-  """Kernels traced inside take these tiles."""
-  before = dict(_forced)
-  _forced.update(tiles)
+def override(tiles: dict[str, tuple[int, ...]]):
+  """Use these tiles (kernel -> tile) for kernels traced inside the context."""
+  before = dict(_overrides)
+  _overrides.update(tiles)
   try:
     yield
   finally:
-    _forced.clear()
-    _forced.update(before)
+    _overrides.clear()
+    _overrides.update(before)
 
 
-def write(device_kind: str, tiles: dict[str, tuple[int, ...]]):
-  """Adds the tiles of a device, by `name`, to the file."""
-  known = _read()
+def write(device_kind: str, tiles: dict[str, tuple[int, ...]]) -> pathlib.Path:
+  """Add the tiles of a device, keyed by `entry`, to the cache file atomically; return its path."""
+  path = cache_file()
+  known = _read(path)
   merged = known | {device_kind: known.get(device_kind, {}) | tiles}
-  FILE.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+  try:
+    with os.fdopen(handle, "w") as file:
+      file.write(json.dumps(merged, indent=1, sort_keys=True) + "\n")
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
   _read.cache_clear()
+  return path
 
 
 @functools.cache
-def _read():
-  return json.loads(FILE.read_text()) if FILE.exists() else {}
+def _read(path):
+  try:
+    text = path.read_text()
+  except FileNotFoundError:
+    return {}
+  try:
+    known = json.loads(text)
+    if not all(isinstance(tiles, dict) for tiles in known.values()):
+      raise TypeError
+  except (ValueError, TypeError, AttributeError):
+    raise ValueError(
+      f"{path} is not a valid cache of measured GPU tiles; delete it and, to measure again, run"
+      " `python -m experiments.device_check`."
+    ) from None
+  return known

@@ -2,11 +2,6 @@
 
 import jax.numpy as jnp
 
-# Raised by forward-mode autodiff of a kernel. Operators (`deltanet_jax.ops`) have their own text.
-NO_FORWARD_MODE = (
-  "forward-mode autodiff (jax.jvp, jax.linearize, jax.hessian) is not supported by delta rule"
-  " kernels: they define a custom VJP. Use the recurrent implementation."
-)
 # Log decays are clamped to this: e^-128 is 0 in float32, and the sums over a chunk stay exact.
 FAR_BELOW = -128.0
 MAX_KEY_SIZE, MAX_VALUE_SIZE = 256, 512  # channels of a head; sums over keys are exact up to 256

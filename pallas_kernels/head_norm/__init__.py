@@ -1,1 +1,1 @@
-"""The norm of each head with its scale, and the gate of an output, in one pass."""
+"""Fused gated per-head RMSNorm."""

@@ -1,1 +1,1 @@
-"""Rotary positions."""
+"""Rotary position embeddings (RoPE)."""

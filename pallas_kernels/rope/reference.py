@@ -1,4 +1,4 @@
-"""Rotary positions in plain operations: the definition; imports no Pallas."""
+"""Rotary position embeddings in plain JAX, the definition; does not import Pallas."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +9,13 @@ F32 = jnp.float32
 
 
 def angles_of(positions, half, base, dtype):
+  """Return positions * base^(-i / half) for i < half, [B, L, half]."""
   frequencies = jnp.asarray(base ** (-np.arange(half) / half), dtype)
   return positions.astype(dtype)[..., None] * frequencies[None, None]
 
 
-def turn(x, positions, base):
-  """The pair (x_i, x_{i+d/2}) of each head of x [B L H d], turned by position * base^(-2i/d)."""
+def rotate(x, positions, base):
+  """Rotate the pairs (x_i, x_{i+d/2}) of each head of x [B L H d] by position * base^(-2i/d)."""
   half = x.shape[-1] // 2
   y = x.astype(jnp.float64 if x.dtype == jnp.float64 else F32)
   angles = angles_of(positions, half, base, y.dtype)[:, :, None]

@@ -1,1 +1,1 @@
-"""Short convolutions with the activation and the norm of heads that follow them, in one pass."""
+"""Short causal convolutions fused with their epilogue (activation and per-head norm)."""

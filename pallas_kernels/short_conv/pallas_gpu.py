@@ -1,9 +1,9 @@
-"""Short convolutions on NVIDIA GPUs: a program takes some tokens of one head.
+"""Short convolutions with epilogue on NVIDIA GPUs: one program per block of tokens of one head.
 
-Heads may be of several parts of x, as q, k and v are of one product: each part has an output of its
-own. A program goes through several stretches of tokens at the same time, one token of each after
-the other, and keeps what the next tokens need of the last ones: a token is read and computed once,
-and again only after the end of a stretch, for the gradients of its last tokens.
+x may consist of several parts, e.g. q, k and v from one projection; each part has its own output.
+A program splits its tokens into several runs and steps through all runs in parallel, one token of
+each per step, with the last width - 1 tokens in registers. A token is therefore loaded once; the
+backward pass recomputes width - 1 tokens after the end of a run for the gradients of its last ones.
 """
 
 import functools
@@ -16,19 +16,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels.common.gpu import call
+from pallas_kernels.common.gpu import launch
 from pallas_kernels.common.tiling import cdiv
 
 F32 = jnp.float32
-ELEMENTS = 512  # of a block, one token of each stretch
-TOKENS = 256  # of a program, which writes its sums of the gradient of the taps
+ELEMENTS = 512  # elements per step: one token of each run
+TOKENS = 256  # tokens per program, which writes one partial sum of dtaps
 
 
 class Part(NamedTuple):
-  """Channels of x that are heads of one size, and what follows their convolution."""
+  """Consecutive channels of x with one head size and one epilogue."""
 
-  epilogue: Callable  # (y, total) -> z, of float32 y [tokens, size] and the sum of the channels
-  size: int  # a power of two
+  epilogue: Callable  # (y, total) -> z, float32 y [tokens, size]; total(x) sums over channels
+  size: int  # head size, a power of two
   channels: int
 
 
@@ -36,157 +36,158 @@ def _total(x):
   return jnp.sum(x, axis=1, keepdims=True)
 
 
-class _Place(NamedTuple):
-  """A program's tokens, the row, and where its head begins in x and in its part."""
+class _HeadIndex(NamedTuple):
+  """Which tokens, batch element and head a program handles."""
 
-  n: jax.Array
-  b: jax.Array
-  in_x: jax.Array
-  in_part: jax.Array
+  n: jax.Array  # token block
+  b: jax.Array  # batch element
+  x_offset: jax.Array  # first channel of the head in x
+  part_offset: jax.Array  # first channel of the head in its part
 
 
-def _of_its_part(parts, run):
-  """run(i, place) where i is the number of this program's part."""
-  # Asked for here, as the interpreter knows them outside of branches alone.
+def _run_for_own_part(parts, run):
+  """Call run(i, head_index) for the part i that this program's head belongs to."""
+  # Read here: the interpreter does not support program_id inside branches.
   n, unit, b = (pl.program_id(axis) for axis in range(3))
   heads, channels = 0, 0
   for i, part in enumerate(parts):
     first, heads = heads, heads + part.channels // part.size
-    in_part = (unit - first) * part.size
-    mine = functools.partial(run, i, _Place(n, b, channels + in_part, in_part))
+    offset = (unit - first) * part.size
+    own = functools.partial(run, i, _HeadIndex(n, b, channels + offset, offset))
     if len(parts) == 1:
-      mine()
+      own()
     else:
-      pl.when((unit >= first) & (unit < heads))(mine)
+      pl.when((unit >= first) & (unit < heads))(own)
     channels += part.channels
 
 
 class _Head:
-  """Stretches of `steps` tokens of one head, of x [B, L, ..] and of an array of its part."""
+  """Loads, stores and convolution of one head: runs of `steps` tokens of x [B, L, ..]."""
 
-  def __init__(self, place, size, tokens, taps_ref, ages_refs, width):
+  def __init__(self, index, size, tokens, taps_ref, position_refs, width):
     rows = min(ELEMENTS // size, tokens)
     self.shape, self.steps = (rows, size), tokens // rows
-    self._place, self._ages, self.width = place, ages_refs, width
-    self._first = place.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+    self._index, self._positions, self.width = index, position_refs, width
+    self._first = index.n * tokens + self.steps * lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
     self._channels = lax.broadcasted_iota(jnp.int32, (1, size), 1)
-    self.cols = pl.ds(place.in_x, size)
-    self.taps = [taps_ref[place.b, s, self.cols][None] for s in range(taps_ref.shape[1])]
+    self.cols = pl.ds(index.x_offset, size)
+    self.taps = [taps_ref[index.b, s, self.cols][None] for s in range(taps_ref.shape[1])]
 
-  def _at(self, ref, t, in_x):
+  def _address(self, ref, t, in_x):
     at = self._first + t
     inside = jnp.broadcast_to((at >= 0) & (at < ref.shape[1]), self.shape)
-    start = self._place.in_x if in_x else self._place.in_part
-    return ref.at[self._place.b, at, start + self._channels], inside
+    start = self._index.x_offset if in_x else self._index.part_offset
+    return ref.at[self._index.b, at, start + self._channels], inside
 
   def load(self, ref, t, in_x=True):
-    """Token t of every stretch; zeros outside the row."""
-    at, inside = self._at(ref, t, in_x)
+    """Load token t of every run as float32; zeros outside the sequence."""
+    at, inside = self._address(ref, t, in_x)
     return pltriton.load(at, mask=inside, other=0.0).astype(F32)
 
   def store(self, ref, t, x, in_x=True):
-    """Tokens after a stretch are left out: another one has them."""
-    at, inside = self._at(ref, t, in_x)
+    """Store token t of every run; tokens after the end of a run are masked (another run's)."""
+    at, inside = self._address(ref, t, in_x)
     pltriton.store(at, x.astype(ref.dtype), mask=inside & (t < self.steps))
 
-  def of_document(self, t):
-    """(s, x) -> x where the token s before t is of t's segment, else 0."""
-    if not self._ages:
+  def segment_mask(self, t):
+    """Return (s, x) -> x where tokens t and t - s are in the same segment, else 0."""
+    if not self._positions:
       return lambda s, x: x
-    (ages,) = self._ages
-    at = jnp.clip(self._first[:, 0] + t, 0, ages.shape[1] - 1)
-    age = ages[self._place.b, at][:, None]
+    (positions,) = self._positions
+    at = jnp.clip(self._first[:, 0] + t, 0, positions.shape[1] - 1)
+    age = positions[self._index.b, at][:, None]
     return lambda s, x: x if s == 0 else jnp.where(age >= s, x, 0.0)
 
-  def conv(self, seen):
-    """Of the tokens seen, the current one first."""
-    y = sum(x * tap for x, tap in zip(seen, self.taps))
+  def conv(self, window):
+    """Convolve the last `width` tokens, the current one first, and add the bias."""
+    y = sum(x * tap for x, tap in zip(window, self.taps))
     return sum(self.taps[self.width :], start=y)
 
 
 def _forward_body(x_ref, taps_ref, *refs, parts, tokens, width):
-  y_refs, ages_refs = refs[-len(parts) :], refs[: -len(parts)]
+  y_refs, position_refs = refs[-len(parts) :], refs[: -len(parts)]
 
-  def run(number, place):
+  def run(number, index):
     epilogue, size, _ = parts[number]
-    own = _Head(place, size, tokens, taps_ref, ages_refs, width)
+    own = _Head(index, size, tokens, taps_ref, position_refs, width)
 
     def step(t, before):
-      window, same = [own.load(x_ref, t), *before], own.of_document(t)
+      window, same = [own.load(x_ref, t), *before], own.segment_mask(t)
       y = own.conv([same(s, x) for s, x in enumerate(window)])
       own.store(y_refs[number], t, epilogue(y, _total), in_x=False)
       return window[:-1]
 
     lax.fori_loop(0, own.steps, step, [own.load(x_ref, -s) for s in range(1, width)])
 
-  _of_its_part(parts, run)
+  _run_for_own_part(parts, run)
 
 
 def _backward_body(x_ref, taps_ref, *refs, parts, tokens, width):
-  d_refs, (*ages_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
+  d_refs, (*position_refs, dx_ref, dtaps_ref) = refs[: len(parts)], refs[len(parts) :]
 
-  def run(number, place):
+  def run(number, index):
     epilogue, size, _ = parts[number]
-    own = _Head(place, size, tokens, taps_ref, ages_refs, width)
-    # From the last token that sees one of the stretch.
+    own = _Head(index, size, tokens, taps_ref, position_refs, width)
+    # Start at the last token whose output depends on the run.
     last = own.steps + width - 2
 
     def step(i, carry):
-      # x of t and of tokens before it; what dx of tokens before t has from those after it.
+      # x of token t and earlier; contributions of later tokens to dx of earlier ones; dtaps.
       later, partial, dtaps = carry
       t = last - i
-      window, same = [*later, own.load(x_ref, t - width + 1)], own.of_document(t)
-      seen = [same(s, x) for s, x in enumerate(window)]
+      window, same = [*later, own.load(x_ref, t - width + 1)], own.segment_mask(t)
+      masked = [same(s, x) for s, x in enumerate(window)]
       d = own.load(d_refs[number], t, in_x=False)
-      (dy,) = jax.vjp(lambda y: epilogue(y, _total), own.conv(seen))[1](d)
+      (dy,) = jax.vjp(lambda y: epilogue(y, _total), own.conv(masked))[1](d)
       dx = [y + same(s, dy) * own.taps[s] for s, y in enumerate([*partial, 0.0])]
       own.store(dx_ref, t, dx[0])
       dy = jnp.where(t < own.steps, dy, 0.0)
-      seen += [1.0] * (len(dtaps) - width)
-      return window[1:], dx[1:], [total + dy * x for total, x in zip(dtaps, seen)]
+      masked += [1.0] * (len(dtaps) - width)
+      return window[1:], dx[1:], [total + dy * x for total, x in zip(dtaps, masked)]
 
     zero = jnp.zeros(own.shape, F32)
     later = [own.load(x_ref, last - s) for s in range(width - 1)]
     carry = later, [zero] * (width - 1), [zero] * len(own.taps)
     _, _, dtaps = lax.fori_loop(0, last + 1, step, carry)
     for s, total in enumerate(dtaps):
-      dtaps_ref[place.b, place.n, s, own.cols] = jnp.sum(total, axis=0)
+      dtaps_ref[index.b, index.n, s, own.cols] = jnp.sum(total, axis=0)
 
-  _of_its_part(parts, run)
+  _run_for_own_part(parts, run)
 
 
 def _call(body, name, x, args, out_shape, *, parts, width, interpret):
   B, L, _ = x.shape
   tokens = min(TOKENS, pl.next_power_of_2(L))
   blocks, heads = cdiv(L, tokens), sum(part.channels // part.size for part in parts)
-  # A thread has 8 numbers of each block that is kept, fewer where there are more than four taps.
+  # A thread holds 8 elements of each token in registers, fewer with more than four taps.
   warps = 2 * cdiv(pl.next_power_of_2(width), 4)
   body = functools.partial(body, parts=parts, tokens=tokens, width=width)
-  how = dict(grid=(blocks, heads, B), warps=warps, interpret=interpret)
-  return call(body, name, args, out_shape(blocks), **how)
+  options = dict(grid=(blocks, heads, B), warps=warps, interpret=interpret)
+  return launch(body, name, args, out_shape(blocks), **options)
 
 
-def forward(x, taps, ages, *, parts, width, interpret):
-  """epilogue(sum_s taps_s x_{t-s} + bias) of every head, an array [B, L, channels] for each part.
+def forward(x, taps, positions, *, parts, width, interpret):
+  """Return epilogue(sum_s taps_s x_{t-s} + bias) of every head, [B, L, channels] for each part.
 
   Args:
-    x: [B, L, ..], the parts' channels and then others, which are left alone.
-    taps: [B, width, channels of all parts] float32, the current token's first; one more is a bias.
-    ages: [B, L] int32, tokens before one in its segment, or None.
+    x: [B, L, ..], the channels of the parts, then channels that are not read.
+    taps: [B, width (+ 1), channels of all parts] float32, the current token's first; the additional
+      one is the bias.
+    positions: [B, L] int32, of each token in its segment, or None.
   """
   out_shape = lambda _: [
     jax.ShapeDtypeStruct((*x.shape[:2], part.channels), x.dtype) for part in parts
   ]
-  how = dict(parts=parts, width=width, interpret=interpret)
-  return _call(_forward_body, "short_conv_fwd", x, (x, taps, ages), out_shape, **how)
+  options = dict(parts=parts, width=width, interpret=interpret)
+  return _call(_forward_body, "short_conv_fwd", x, (x, taps, positions), out_shape, **options)
 
 
-def backward(x, taps, ages, ds, *, parts, width, interpret):
-  """dx in x's dtype, anything where its channels are of no part, and dtaps as taps."""
+def backward(x, taps, positions, ds, *, parts, width, interpret):
+  """Return dx in x's dtype, undefined for channels outside the parts, and dtaps like taps."""
   out_shape = lambda blocks: [
     jax.ShapeDtypeStruct(x.shape, x.dtype),
     jax.ShapeDtypeStruct((x.shape[0], blocks, *taps.shape[1:]), F32),
   ]
-  args, how = (x, taps, *ds, ages), dict(parts=parts, width=width, interpret=interpret)
-  dx, dtaps = _call(_backward_body, "short_conv_bwd", x, args, out_shape, **how)
+  args, options = (x, taps, *ds, positions), dict(parts=parts, width=width, interpret=interpret)
+  dx, dtaps = _call(_backward_body, "short_conv_bwd", x, args, out_shape, **options)
   return dx, dtaps.sum(axis=1)

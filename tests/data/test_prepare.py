@@ -225,8 +225,8 @@ def test_a_vocabulary_above_16_bits_is_stored_in_32(source, corpus, tmp_path):
 @pytest.mark.parametrize(
   "texts,settings,message",
   [
-    ([], {}, r"in\.jsonl has no text .0 empty documents"),
-    (["", "  "], {}, r"in\.jsonl has no text .2 empty documents"),
+    ([], {}, r"in\.jsonl has no text .empty documents: 0"),
+    (["", "  "], {}, r"in\.jsonl has no text .empty documents: 2"),
     (["one"], {}, "only document has no line or word boundary .* fraction of 0.01"),
     (["one", "two"], dict(validation=1.0), "validation is 1.0"),
     (["one", "two"], dict(shard_tokens=0), "shard_tokens is 0"),
@@ -302,7 +302,7 @@ def test_validation_with_separate_input(source, texts, tmp_path):
   path = tmp_path / "validation.txt"
   path.write_text("")
   run = lambda: prepare.prepare(source, tmp_path / "a", BYTES, validation=path)
-  with pytest.raises(ValueError, match=r"validation\.txt has no text .1 empty documents"):
+  with pytest.raises(ValueError, match=r"validation\.txt has no text .empty documents: 1"):
     run()
   path.write_text("separate text")
   run()

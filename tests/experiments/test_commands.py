@@ -31,7 +31,7 @@ def sentence(done) -> str:
 def test_generate_rejects_wrong_flags():
   expected = {
     "--text=hello": "--text needs a trained model: --workdir=RUN",
-    "--prompt=5,9 --top_k=3": "top_k is 3, but temperature 0 always takes",
+    "--prompt=5,9 --top_k=3": "top_k is 3, but temperature 0 is greedy",
     "--prompt=five": "--prompt is 'five', expected token ids like 5,9,2",
     "--text=a --tokenizer=bytes": "the tokenizer has 258 ids, more than the 256",
     "--prompt=999": "token id 999 is outside the vocabulary of 256",

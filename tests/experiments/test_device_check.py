@@ -8,7 +8,13 @@ import pytest
 from experiments import device_check
 from experiments.bench import device_kernels
 from pallas_kernels.common import gpu, measured_tiles
-from pallas_kernels.delta_rule.pallas_gpu.tiles import H100, OTHER, Tile, alternatives, tile_for
+from pallas_kernels.delta_rule.pallas_gpu.tiles import (
+  H100,
+  OTHER,
+  DeltaTileGPU,
+  alternatives,
+  tile_for,
+)
 
 
 def case(kernel, inputs="plain", dtype="float32"):
@@ -48,17 +54,34 @@ def test_a_broken_kernel_fails(kernel):
 def test_measured_tiles_are_used(tmp_path, monkeypatch):
   k = jnp.zeros((1, 2, 1, 128), jnp.bfloat16)
   own, other = (table["bfloat16", 128] for table in (OTHER, H100))
-  monkeypatch.setattr(measured_tiles, "FILE", tmp_path / "tiles.json")
-  measured_tiles._read.cache_clear()
-  name = measured_tiles.name("intra", "bfloat16", 128)
+  monkeypatch.setenv("DELTANET_JAX_CACHE", str(tmp_path / "cache"))
+  name = measured_tiles.entry("intra", "bfloat16", 128)
   assert alternatives("bfloat16", 128)["intra"] == other["intra"]
-  measured_tiles.write("some GPU", {name: tuple(other["intra"])})
+  path = measured_tiles.write("some GPU", {name: tuple(other["intra"])})
+  assert [path] == list((tmp_path / "cache").iterdir())  # no temporary file is left
   assert tile_for("intra", k) == own["intra"]  # no GPU here
   device = type("Device", (), dict(device_kind="some GPU"))
   monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(gpu.jax, "devices", lambda: [device])
   assert tile_for("intra", k) == other["intra"]
-  with measured_tiles.forced({"intra": (16, 16, 2, 1)}):
-    assert tile_for("intra", k) == Tile(16, 16, 2)
+  with measured_tiles.override({"intra": (16, 16, 2, 1)}):
+    assert tile_for("intra", k) == DeltaTileGPU(16, 16, 2)
   assert tile_for("fwd", k) == own["fwd"]
-  measured_tiles._read.cache_clear()
+
+
+def test_a_corrupt_cache_of_measured_tiles_is_reported(tmp_path, monkeypatch):
+  monkeypatch.setenv("DELTANET_JAX_CACHE", str(tmp_path))
+  for text in ('{"some GPU": ', "[1]", '{"some GPU": 3}'):
+    measured_tiles.cache_file().write_text(text)
+    with pytest.raises(ValueError, match=r"measured_tiles\.json is not a valid cache .* delete it"):
+      measured_tiles.write("some GPU", {})
+
+
+def test_the_cache_of_measured_tiles_is_in_a_user_directory(monkeypatch):
+  monkeypatch.delenv("DELTANET_JAX_CACHE", raising=False)
+  monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+  assert str(measured_tiles.cache_file()) == "/xdg/deltanet_jax/measured_tiles.json"
+  monkeypatch.delenv("XDG_CACHE_HOME")
+  monkeypatch.setenv("HOME", "/home/user")
+  path = "/home/user/.cache/deltanet_jax/measured_tiles.json"
+  assert str(measured_tiles.cache_file()) == path

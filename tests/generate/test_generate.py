@@ -1,4 +1,4 @@
-"""Generation equals what repeated full forwards would give."""
+"""Generation equals repeated full forward passes."""
 
 import functools
 
@@ -25,7 +25,7 @@ forward = jax.jit(lambda model, tokens: model(tokens))
 
 def greedy_by_full_forward(model, prompt, count):
   tokens = list(prompt)
-  # One shape for all: later tokens cannot change earlier logits.
+  # Padded to one shape, to compile once: later tokens do not change earlier logits.
   L = max(map(len, PROMPTS)) + count
   for _ in range(count):
     padded = jnp.asarray([tokens + [0] * (L - len(tokens))], jnp.int32)
@@ -33,22 +33,22 @@ def greedy_by_full_forward(model, prompt, count):
   return tokens[len(prompt) :]
 
 
-# The window of the sliding preset is 16: rows outgrow it and the ring buffer wraps.
+# The window of the sliding preset is 16: sequences become longer and the ring buffer wraps.
 @pytest.mark.parametrize("name", ["deltanet-tiny", "deltanet-sliding-tiny"])
-def test_unequal_prompts_equal_full_forwards(name):
+def test_prompts_of_different_lengths_equal_full_forward_passes(name):
   model = model_of(name)
   got = generate(model, PROMPTS, 24, block=8)
-  for prompt, row in zip(PROMPTS, got):
-    assert row == greedy_by_full_forward(model, prompt, 24)
+  for prompt, tokens in zip(PROMPTS, got):
+    assert tokens == greedy_by_full_forward(model, prompt, 24)
 
 
-def test_stop_tokens_end_a_row_and_are_kept():
+def test_stop_tokens_end_a_sequence_and_are_included():
   model = model_of("deltanet-tiny")
   free = generate(model, PROMPTS, 12, block=4)
   stop = free[0][5]
-  for row, whole in zip(generate(model, PROMPTS, 12, stop=[stop], block=4), free):
-    end = whole.index(stop) + 1 if stop in whole else len(whole)
-    assert row == whole[:end]
+  for tokens, full in zip(generate(model, PROMPTS, 12, stop=[stop], block=4), free):
+    end = full.index(stop) + 1 if stop in full else len(full)
+    assert tokens == full[:end]
 
 
 def test_sampling_is_reproducible_and_within_top_k_and_top_p():
@@ -69,16 +69,16 @@ def test_sampling_is_reproducible_and_within_top_k_and_top_p():
   np.testing.assert_allclose(frequencies, p, atol=0.04)
 
 
-def test_arrays_and_one_prompt_alone_are_taken():
+def test_arrays_and_a_single_prompt_are_accepted():
   model = model_of("deltanet-tiny")
-  rows = [[5, 9, 2], [17, 3, 3]]
-  want = generate(model, rows, 3)
+  prompts = [[5, 9, 2], [17, 3, 3]]
+  want = generate(model, prompts, 3)
   for array in (np.asarray, jnp.asarray):
-    assert generate(model, array(rows), 3) == want
-    assert generate(model, [array(row) for row in rows], 3) == want
-    assert generate(model, array(rows[0]), 3) == want[:1]
-  assert generate(model, np.asarray(rows, np.uint8), 3) == want
-  assert generate(model, rows[0], 3) == want[:1]
+    assert generate(model, array(prompts), 3) == want
+    assert generate(model, [array(prompt) for prompt in prompts], 3) == want
+    assert generate(model, array(prompts[0]), 3) == want[:1]
+  assert generate(model, np.asarray(prompts, np.uint8), 3) == want
+  assert generate(model, prompts[0], 3) == want[:1]
 
 
 def test_memory_does_not_grow_with_the_generated_length():
@@ -89,21 +89,21 @@ def test_memory_does_not_grow_with_the_generated_length():
   def bytes_of(count):
     state = model.init_state(3, 9 + count)
     args = (model, tokens, segment_ids, state, stops, jax.random.key(0))
-    now = jax.eval_shape(lambda *args: prefill(*args, how), *args)
-    memory = decode.lower(model, now, stops, count, how).compile().memory_analysis()
-    # Of what grows there are only the tokens themselves, int32.
+    carry = jax.eval_shape(lambda *args: prefill(*args, how), *args)
+    memory = decode.lower(model, carry, stops, count, how).compile().memory_analysis()
+    # Only the int32 tokens grow with the length.
     tokens_out = 3 * count * 4
     return memory.temp_size_in_bytes, memory.output_size_in_bytes - tokens_out
 
   (temp, out), (temp_long, out_long) = bytes_of(10), bytes_of(10_000)
   assert out == out_long
-  # The loop's own copy of the tokens, and nothing else.
+  # Only the loop's own copy of the tokens.
   assert temp_long - temp <= 2 * 3 * 10_000 * 4
 
 
-def test_errors_are_clear():
+def test_error_messages():
   model = model_of("deltanet-tiny")
-  for arguments, words in (
+  for arguments, message in (
     (dict(prompts=[[]], max_new=3), "prompts has an empty entry"),
     (dict(prompts=[[1]], max_new=0), "max_new is 0"),
     (dict(prompts=[[256]], max_new=1), "token id 256 is outside the vocabulary of 256"),
@@ -114,7 +114,7 @@ def test_errors_are_clear():
     (dict(prompts=np.zeros((1, 2, 3), int), max_new=1), r"\[2, 3\] of int64, expected token ids"),
     (dict(prompts=np.ones(3), max_new=1), r"\[3\] of float64, expected token ids"),
     (dict(prompts=np.array(3), max_new=1), r"prompts is array\(3\), expected a list of prompts"),
-    (dict(prompts="hello", max_new=1), "a tokenizer makes them of text"),
+    (dict(prompts="hello", max_new=1), "encode text with a tokenizer"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=2.0)), "top_p is 2.0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=0)), "top_k is 0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(temperature=-1.0)), "temperature is -1"),
@@ -122,5 +122,5 @@ def test_errors_are_clear():
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_k=9)), "top_k is 9, but temperature 0"),
     (dict(prompts=[[1]], max_new=1, sampling=Sampling(top_p=0.9)), "top_p is 0.9, but temperature"),
   ):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
       generate(model, **arguments)

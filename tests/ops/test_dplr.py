@@ -140,7 +140,7 @@ def test_states_of_all_tokens_are_never_materialized():
 
 
 @pytest.mark.parametrize(
-  "change,words",
+  "change,message",
   [
     (dict(chunk=48), "chunk is 48"),
     (dict(implementation="pallas"), "implementation is 'pallas'"),
@@ -151,7 +151,7 @@ def test_states_of_all_tokens_are_never_materialized():
     (dict(a=jnp.zeros((1, 4, 2, 8), jnp.int32)), "a has dtype int32"),
   ],
 )
-def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
+def test_wrong_arguments_are_clear_errors(change, message, no_type_checks):
   inputs = jax.tree.map(jnp.asarray, make_inputs(Spec(B=1, L=4, H=2, dk=8, dv=8)))
-  with pytest.raises(ValueError, match=words):
+  with pytest.raises(ValueError, match=message):
     dplr(**inputs | change)

@@ -94,7 +94,7 @@ def test_float32_matmuls_are_exact_on_every_platform():
 
 
 @pytest.mark.parametrize(
-  "change,words",
+  "change,message",
   [
     (dict(chunk=48), "chunk is 48"),
     (dict(implementation="pallas"), "implementation is 'pallas'"),
@@ -107,6 +107,6 @@ def test_float32_matmuls_are_exact_on_every_platform():
     (dict(q=jnp.zeros((1, 4, 2, 8), jnp.int32)), "q has dtype int32"),
   ],
 )
-def test_wrong_arguments_are_clear_errors(change, words, no_type_checks):
-  with pytest.raises(ValueError, match=words):
+def test_wrong_arguments_are_clear_errors(change, message, no_type_checks):
+  with pytest.raises(ValueError, match=message):
     linear_attention(**make_inputs(Spec(B=1, L=4, H=2, dk=8, dv=8)) | change)

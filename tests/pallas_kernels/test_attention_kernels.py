@@ -1,4 +1,4 @@
-"""Attention by kernels for TPU and GPU, interpreted, against plain products."""
+"""Attention kernels for TPU and GPU in interpret mode, against the reference implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import pytest
 
 from deltanet_jax.ops import causal_attention
 from deltanet_jax.ops.testing import REL_RMS, rel_rms
-from pallas_kernels.attention import gpu, mask_ranges, reference, tpu
-from pallas_kernels.attention.tpu import choose_block
+from pallas_kernels.attention import mask_ranges, reference
+from pallas_kernels.attention.pallas_gpu import tiles
+from pallas_kernels.attention.pallas_tpu import attention as tpu
 from pallas_kernels.common.gpu import compiling_for_gpu
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
@@ -17,7 +18,7 @@ KERNELS = ("pallas_tpu", "pallas_gpu")
 def inputs(L, H=2, Hk=1, d=16, B=2, dtype="bfloat16"):
   rng = np.random.default_rng(0)
   rounded = lambda heads: jnp.asarray(rng.standard_normal((B, L, heads, d)), dtype)
-  ids = np.cumsum(rng.random((B, L)) < 4 / L, axis=1) % 3  # some ids come back
+  ids = np.cumsum(rng.random((B, L)) < 4 / L, axis=1) % 3  # some ids occur again
   return (rounded(H), rounded(Hk), rounded(Hk)), jnp.asarray(ids, jnp.int32)
 
 
@@ -32,7 +33,7 @@ def value_and_gradients(args, **options):
   return run(args)
 
 
-# Rows off and on the grid of blocks, more than one block; heads that share keys and that do not.
+# Lengths that are and are not multiples of the block, several blocks; with and without GQA.
 CASES = [
   ("pallas_tpu", 200, None, True, 1),
   ("pallas_tpu", 256, 70, True, 2),
@@ -46,20 +47,20 @@ CASES = [
 
 
 @pytest.mark.parametrize("implementation,L,window,packed,Hk", CASES)
-def test_kernel_equals_plain_products(implementation, L, window, packed, Hk):
+def test_kernel_equals_reference(implementation, L, window, packed, Hk):
   args, ids = inputs(L, Hk=Hk)
   options = dict(window=window, segment_ids=ids if packed else None)
   got = value_and_gradients(args, implementation=implementation, interpret=True, **options)
-  wide = tuple(x.astype("float64") for x in args)
-  want = value_and_gradients(wide, implementation="plain", **options)
+  exact = tuple(x.astype("float64") for x in args)
+  want = value_and_gradients(exact, implementation="plain", **options)
   errors = [rel_rms(x, y) for x, y in zip(got, want, strict=True)]
   o, gradients = REL_RMS["bfloat16"]
   assert errors[0] <= o and max(errors[1:]) <= gradients, errors
   assert all(x.dtype == jnp.bfloat16 for x in got)
 
 
-# Heads that fill a lane tile two by two, and an odd one out; of a size that must be padded; of one
-# and of two tiles.
+# Two heads per lane tile with an odd number of heads; a padded head size; heads of one and two lane
+# tiles.
 @pytest.mark.parametrize("H,d", [(3, 64), (2, 24), (1, 128), (1, 256)])
 def test_heads_in_lanes(H, d):
   args, ids = inputs(150, H=H, Hk=H, d=d, B=1)
@@ -69,7 +70,7 @@ def test_heads_in_lanes(H, d):
   assert max(map(rel_rms, got, want)) <= REL_RMS["bfloat16"][0]
 
 
-# As large as a tile's channels, of a size that must be padded, with float16; keys of four heads.
+# Four heads per key head (GQA); the largest head size, float16; a padded head size.
 @pytest.mark.parametrize(
   "H,Hk,d,dtype", [(4, 1, 64, "bfloat16"), (1, 1, 128, "float16"), (2, 1, 80, "bfloat16")]
 )
@@ -85,12 +86,12 @@ def test_heads_on_gpu(H, Hk, d, dtype):
 @pytest.mark.parametrize("chip", ["A100", "H100", "B200"])
 @pytest.mark.parametrize("d", [64, 128])
 def test_tiles_of_gpus(chip, d):
-  """The blocks of every chip, over more than one of them."""
+  """Tile sizes of every chip, on sequences of more than one block."""
   args, ids = inputs(300, 1, 1, d, B=1)
   options = dict(window=200, segment_ids=ids)
   with compiling_for_gpu(chip):
-    assert gpu.tile_for("fwd", 4096, d) == gpu.TILES[chip][d]["fwd"]
-    assert gpu.tile_for("bwd", 20, d).own == 32
+    assert tiles.tile_for("fwd", 4096, d) == tiles.TILES[chip][d]["fwd"]
+    assert tiles.tile_for("bwd", 20, d).own == 32
     got = value_and_gradients(args, implementation="pallas_gpu", interpret=True, **options)
   want = value_and_gradients([x.astype("float64") for x in args], implementation="plain", **options)
   assert max(map(rel_rms, got, want)) <= REL_RMS["bfloat16"][0]
@@ -98,8 +99,8 @@ def test_tiles_of_gpus(chip, d):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
-def test_what_is_seen(window, packed):
-  """By its first key and its last query it is what a mask says, and neither ever falls."""
+def test_mask_ranges(window, packed):
+  """first_keys and last_queries describe the mask and are non-decreasing."""
   L, padded = 37, 48
   _, ids = inputs(L)
   segments = jnp.cumsum(jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0))), axis=1)
@@ -116,8 +117,8 @@ def test_what_is_seen(window, packed):
   assert (jnp.diff(first) >= 0).all() and (jnp.diff(last) >= 0).all()
 
 
-def test_blocks_out_of_sight_are_not_read_on_gpu():
-  """What is not a number at the row's start stays there: all blocks past the window are skipped."""
+def test_blocks_outside_the_window_are_not_read_on_gpu():
+  """NaN at the start of a sequence does not spread: blocks outside the window are skipped."""
   (q, k, v), _ = inputs(512, B=1)
   args = tuple(x.at[:, :64].set(jnp.nan) for x in (q, k, v))
   got = value_and_gradients(args, window=20, implementation="pallas_gpu", interpret=True)
@@ -125,8 +126,8 @@ def test_blocks_out_of_sight_are_not_read_on_gpu():
 
 
 @pytest.mark.parametrize("window", [None, 200])
-def test_rows_longer_than_a_span(window, monkeypatch):
-  """Rows that VMEM does not hold, in pairs of spans: queries after keys, and some that see none."""
+def test_sequences_longer_than_a_span(window, monkeypatch):
+  """Sequences that exceed VMEM are split into pairs of query and key spans, some of them empty."""
   monkeypatch.setattr(tpu, "SPAN", 128)
   args, ids = inputs(500, Hk=1, B=1)
   options = dict(window=window, segment_ids=ids)
@@ -137,7 +138,7 @@ def test_rows_longer_than_a_span(window, monkeypatch):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_second_order_and_vmap(implementation):
-  """The second derivative is that of plain products; members are rows."""
+  """The second derivative is that of the reference; `vmap` folds into the batch."""
   args, ids = inputs(24, Hk=1, B=1)
 
   def squares(args, ids, **options):
@@ -155,15 +156,15 @@ def test_second_order_and_vmap(implementation):
   np.testing.assert_array_equal(both[1], jax.jit(run)(jax.tree.map(lambda x: 2 * x, args)))
 
 
-def test_refusals():
+def test_unsupported_inputs_raise():
   (q, k, v), _ = inputs(8)
-  narrow = [x.astype("float32") for x in (q, k, v)]
-  wide = [jnp.zeros((1, 8, 1, 257), "bfloat16")] * 3
+  float32 = [x.astype("float32") for x in (q, k, v)]
+  large_heads = [jnp.zeros((1, 8, 1, 257), "bfloat16")] * 3
   for implementation in KERNELS:
     with pytest.raises(ValueError, match=f"{implementation} takes q, k, v of one dtype, bfloat16"):
-      causal_attention(*narrow, implementation=implementation)
+      causal_attention(*float32, implementation=implementation)
     with pytest.raises(ValueError, match="channels, got 257; use implementation="):
-      causal_attention(*wide, implementation=implementation)
+      causal_attention(*large_heads, implementation=implementation)
     with pytest.raises(ValueError, match="compiled for a CPU"):
       causal_attention(q, k, v, implementation=implementation)
   with pytest.raises(ValueError, match=r"is for Pallas kernels.*got 'plain'"):
@@ -174,5 +175,5 @@ def test_refusals():
   "length,heads,block",
   [(1, 1, 128), (512, 2, 512), (513, 2, 128), (2048, 1, 512), (2049, 2, 256), (2048, 8, 128)],
 )
-def test_blocks(length, heads, block):
-  assert choose_block(length, heads) == block
+def test_choose_block(length, heads, block):
+  assert tpu.choose_block(length, heads) == block

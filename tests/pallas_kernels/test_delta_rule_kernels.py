@@ -22,14 +22,14 @@ from deltanet_jax.ops.testing import (
 )
 from pallas_kernels.delta_rule import delta_rule_gpu, delta_rule_tpu, delta_rule_triton
 from pallas_kernels.delta_rule.checks import unsupported_reason
-from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile
+from pallas_kernels.delta_rule.pallas_tpu.tiles import Problem, choose_tile
 from tests.support.delta_rule import jax_inputs, reference, value_and_grads
 from tests.support.tolerances import assert_close
 
 KERNELS = ("pallas_tpu", "pallas_gpu")
 SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=16, dv=32)
-# Each feature on and off, lengths 1, off and on the grid, both dtypes; interpret mode is slow to
-# compile, so not every product of them.
+# Each feature on and off, length 1, lengths that are and are not multiples of the chunk, both
+# dtypes. Interpret mode is slow to compile, so not every combination.
 CASES = [
   (dict(L=1), "float32"),
   (dict(L=64), "float32"),
@@ -51,7 +51,7 @@ def test_kernel_equals_recurrence(change, dtype, implementation):
 
 @functools.cache
 def jitted(rule):
-  """o, S and every gradient for cotangents on both outputs: compiled once for all ugly inputs."""
+  """Return a jitted function for o, S and all gradients, compiled once for all kinds of inputs."""
 
   @jax.jit
   def run(inputs, do, dS):
@@ -70,7 +70,7 @@ RULES = {
 
 
 def largest_errors(rule, kinds, beta=None):
-  """Kind of input -> name and error of its worst output or gradient, over 4096 tokens."""
+  """Return kind of input -> name and error of its worst output or gradient, over 4096 tokens."""
   truth, worst = functools.partial(delta_rule, implementation="recurrent"), {}
   for kind in kinds:
     inputs = {name: x.astype(np.float32) for name, x in ill_conditioned_inputs(kind).items()}
@@ -81,29 +81,29 @@ def largest_errors(rule, kinds, beta=None):
     wide = {name: x.astype(np.float64) for name, x in inputs.items()}
     got, want = jitted(rule)(inputs, do, dS), jitted(truth)(wide, do, dS)
     errors = {name: rel_rms(got[name], want[name]) for name in want}
-    # NaN is the worst of all, and no maximum.
+    # NaN counts as the largest error.
     name = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
     worst[kind] = name, errors[name]
   return worst
 
 
 @pytest.mark.parametrize("backend", RULES)
-def test_ugly_inputs(backend):
+def test_ill_conditioned_inputs(backend):
   worst = largest_errors(RULES[backend], ILL_CONDITIONED)
   assert all(error <= ILL_CONDITIONED_REL_RMS["float32"] for _, error in worst.values()), worst
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])
-def test_reflections(backend):
-  """Beta 2 with keys that come back: nothing decays, and the float32 recurrence reaches 2e-5."""
+def test_repeated_keys_with_beta_2(backend):
+  """Beta 2 with repeated keys: nothing decays, and the float32 recurrence has an error of 2e-5."""
   worst = largest_errors(RULES[backend], ("alternating", "period_8", "nearly_identical"), 2.0)
   assert all(error <= 3e-5 for _, error in worst.values()), worst
 
 
 @pytest.mark.slow
-def test_ugly_inputs_with_gates_of_channels():
-  """Gates that stay open; equal keys with beta 2 want a decay, or digits that are not kept here."""
+def test_ill_conditioned_inputs_with_per_channel_gates():
+  """Gates of 1. Equal keys with beta 2 are excluded: without decay they need the exact K K^T."""
 
   def rule(**inputs):
     return RULES["gpu"](**inputs, g=jnp.zeros_like(inputs["k"]))
@@ -113,20 +113,18 @@ def test_ugly_inputs_with_gates_of_channels():
 
 
 @pytest.mark.parametrize("change", [dict(B=4, Hv=1), dict(B=6, gate="scalar", packed=True)])
-def test_tpu_programs_take_rows_of_a_batch(change):
-  """Where there are few heads: each row keeps its own state, segments and decays."""
+def test_tpu_programs_of_several_sequences(change):
+  """With few heads; each sequence has its own state, segments and decays."""
   inputs, want = reference(dataclasses.replace(SPEC, L=40, **change), "float32")
   options = dict(implementation="pallas_tpu", interpret=True, chunk=16)
   assert_close(value_and_grads(inputs, "float32", **options), want, "float32")
 
 
-def test_tpu_tiles_fill_with_states():
-  options = dict(
-    erases=True, gate="none", packed=False, scale=1.0, chunk=None, inverse_precision=None
-  )
-
+def test_tpu_tiles_have_as_many_states_as_fit():
   def tile(B, H, d=128, dtype="bfloat16", Hv=None):
-    tile = choose_tile(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **options)
+    inputs = dict(delta_rule=True, gate="none", packed=False)
+    problem = Problem(B, 2048, H, Hv or H, d, d, jnp.dtype(dtype), **inputs)
+    tile = choose_tile(problem, scale=1.0, chunk=None, inverse_precision=None)
     assert B % tile.sequences == 0 and (Hv or H) % tile.heads == 0
     return tile.sequences, tile.heads
 
@@ -141,7 +139,7 @@ def test_tpu_tiles_fill_with_states():
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_steep_decays(dtype, implementation):
-  """Log decays of 0 to -20 and resets of -1e4 among them: what comes after one is as exact."""
+  """Log decays of 0 to -20 and resets of -1e4: tokens after a reset are as accurate as others."""
   spec = dataclasses.replace(SPEC, L=200, Hv=1, gate="scalar")
   inputs, _ = reference(spec, dtype)
   rng = np.random.default_rng(0)
@@ -152,8 +150,8 @@ def test_steep_decays(dtype, implementation):
   assert_close(value_and_grads(inputs, dtype, **options), want, dtype)
 
 
-def test_tpu_interpreter_with_its_memory_model():
-  """`InterpretParams` simulates the TPU's memories and copies, where `True` only runs the body."""
+def test_tpu_interpreter_with_memory_model():
+  """`InterpretParams` simulates the memories and copies of a TPU; `True` only runs the body."""
   inputs = jax_inputs(dataclasses.replace(SPEC, L=40, packed=True), dtype="float32")
   plain, simulated = (
     delta_rule_tpu(**inputs, chunk=16, interpret=interpret)
@@ -163,7 +161,7 @@ def test_tpu_interpreter_with_its_memory_model():
     np.testing.assert_array_equal(x, y)
 
 
-def test_unfused_gpu_design_of_the_paper():
+def test_unfused_gpu_design():
   inputs, want = reference(dataclasses.replace(SPEC, gate="scalar", packed=True), "float32")
   narrow = {n: jnp.asarray(x, None if n == "segment_ids" else "float32") for n, x in inputs.items()}
   o, S = jax.jit(lambda x: delta_rule_gpu(**x, fused=False, chunk=32, interpret=True))(narrow)
@@ -185,7 +183,7 @@ def test_decoding_step(gate, implementation):
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dk", [16, 24])
 def test_decoding_step_in_a_stack_of_states(dk, implementation):
-  """The layer's state is replaced, the others stay as they are, bit for bit."""
+  """The state of the layer is updated, those of other layers are bitwise unchanged."""
   x = jax_inputs(Spec(B=2, L=1, H=2, dk=dk, dv=32), dtype="float32")
   token = [x[n][:, 0] for n in ("q", "k", "v", "beta")]
   stack = jnp.stack([x["S0"] + 1, x["S0"], x["S0"] - 1])
@@ -200,8 +198,8 @@ def test_decoding_step_in_a_stack_of_states(dk, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_gates_of_channels(dtype, implementation):
-  """In blocks of all sizes up to 32 tokens, among log decays some far below the floor."""
+def test_per_channel_gates(dtype, implementation):
+  """Blocks of all sizes up to 32 tokens; some log decays are far below the clamp."""
   spec = dataclasses.replace(SPEC, L=40, gate="vector", packed=dtype == "float32")
   inputs, _ = reference(spec, dtype)
   reset = np.random.default_rng(0).random(inputs["g"].shape) < 0.1
@@ -212,21 +210,21 @@ def test_gates_of_channels(dtype, implementation):
 
 
 @pytest.mark.parametrize("rule", [delta_rule_triton, RULES["gpu unfused"]], ids=["triton", "gpu"])
-def test_a_ut_transform_refuses_gates_of_channels(rule):
+def test_ut_transform_rejects_per_channel_gates(rule):
   inputs = jax_inputs(dataclasses.replace(SPEC, gate="vector"), dtype="float32")
   with pytest.raises(ValueError, match="one gate per value head"):
     rule(**inputs)
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_wide_heads_are_refused(implementation):
+def test_too_large_heads_raise(implementation):
   inputs = jax_inputs(dataclasses.replace(SPEC, L=2, dv=513), dtype="float32")
   with pytest.raises(ValueError, match="values of up to 512 channels, got 16 and 513"):
     delta_rule(**inputs, implementation=implementation, interpret=True)
 
 
-def test_refusals_serve_sequences_and_steps():
-  """One reason per cause; None for what kernels take."""
+def test_unsupported_reason_of_sequences_and_steps():
+  """One reason per cause; None for supported inputs."""
   tokens = jax_inputs(dataclasses.replace(SPEC, L=2, gate="scalar"), dtype="float32")
   S0, _ = tokens.pop("S0"), tokens.pop("segment_ids", None)
   for inputs in (tokens, {n: x[:, 0] for n, x in tokens.items()}):
@@ -249,16 +247,18 @@ def test_refusals_serve_sequences_and_steps():
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("implementation", [*KERNELS, "triton"])
-def test_other_dtypes_are_refused(implementation, dtype):
+def test_unsupported_dtypes_raise(implementation, dtype):
   inputs = jax_inputs(dataclasses.replace(SPEC, L=2), dtype=dtype)
   with pytest.raises(ValueError, match=f"bfloat16 or float32, got {dtype}"):
     delta_rule(**inputs, implementation=implementation)
 
 
 @pytest.mark.parametrize("rule", [delta_rule_tpu, delta_rule_gpu, delta_rule_triton])
-def test_unknown_precision_is_refused(rule):
+def test_unknown_precision_raises(rule):
   inputs = jax_inputs(dataclasses.replace(SPEC, L=2), dtype="float32")
-  with pytest.raises(ValueError, match="'tf32' is none of bf16, bf16x3, bf16x6, substitution"):
+  with pytest.raises(
+    ValueError, match="'tf32', expected one of bf16, bf16x3, bf16x6, substitution"
+  ):
     rule(**inputs, inverse_precision="tf32")
 
 
@@ -267,26 +267,26 @@ TOKENS = dict(q=(1, 2, 1, 16), k=(1, 2, 1, 16), v=(1, 2, 1, 16), beta=(1, 2, 1))
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_on_a_cpu_a_kernel_says_what_to_use(implementation, jit):
+def test_kernel_compiled_for_a_cpu_raises(implementation, jit):
   inputs = {name: jnp.ones(shape, "float32") for name, shape in TOKENS.items()}
   token = {f"{name}_t": x[:, 0] for name, x in inputs.items()} | dict(S=jnp.zeros((1, 1, 16, 16)))
   token["S"] = token["S"].astype("float32")
   for run, arguments in ((delta_rule, inputs), (delta_rule_step, token)):
     run = functools.partial(run, implementation=implementation)
-    with pytest.raises(ValueError, match=r'compiled for a CPU: use implementation="chunkwise"'):
+    with pytest.raises(ValueError, match=r"compiled for a CPU. Use an implementation in plain JAX"):
       jit(run)(**arguments)
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_forward_mode_is_refused(implementation):
+def test_forward_mode_raises(implementation):
   inputs = {name: jnp.ones(shape, "float32") for name, shape in TOKENS.items()}
   f = functools.partial(delta_rule, implementation=implementation, interpret=True)
   with pytest.raises(TypeError, match=r'forward-mode.* implementation="recurrent"'):
     jax.jvp(lambda x: f(**x), (inputs,), (inputs,))
 
 
-def test_checks_are_light():
-  """A library asks what kernels take without the price of Pallas or Triton."""
+def test_checks_do_not_import_pallas():
+  """`unsupported_reason` is available without the import time of Pallas and Triton."""
   code = "import sys, pallas_kernels.delta_rule.checks; print(*sys.modules)"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
   heavy = {"jax.experimental.pallas", "triton", "jax_triton"}
@@ -294,7 +294,7 @@ def test_checks_are_light():
 
 
 @pytest.mark.parametrize("precision,limit", [("bf16", 2e-2), ("bf16x3", 2e-5), ("bf16x6", 2e-6)])
-def test_inverse_precision_is_what_it_says(precision, limit):
+def test_inverse_precision_bounds_the_error(precision, limit):
   inputs, want = reference(Spec(L=64, H=1, dk=32), "float32")
   narrow = {n: jnp.asarray(x, "float32") for n, x in inputs.items()}
   errors = []
@@ -303,15 +303,15 @@ def test_inverse_precision_is_what_it_says(precision, limit):
     o, _ = run(inverse_precision=precision)
     errors.append(rel_rms(o, want["o"]))
     if precision == "bf16":
-      # A step of Newton's method mends most of it, so only digits tell that it was applied.
+      # The Newton step corrects most of the error: only last digits show that bf16 was used.
       assert not np.array_equal(o, run(inverse_precision="bf16x6")[0])
   assert max(errors) < limit, errors
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("kind", ["nearly identical", "beta up to 2"])
-def test_bfloat16_loses_nothing_it_need_not(kind, implementation):
-  """What is limited by the rounding of R and Y alone is not limited: they have two parts."""
+def test_bfloat16_error_is_not_limited_by_R(kind, implementation):
+  """R and Y have two bfloat16 parts, so their rounding does not dominate the error of o and S."""
   L, d = 256, 64
   rng = np.random.default_rng(0)
   unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Each GPU takes the tiles of its own table, and every table's tiles compute the same."""
+"""Tile tables of the GPUs: each chip uses its own, and all tiles compute the same."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ NAMES = {name: chip.nvidia.device_name for name, chip in CHIPS.items() if chip.n
 SPEC = Spec(B=1, L=70, H=1, Hv=2, dk=128, dv=128, gate="scalar", packed=True)
 
 
-def test_a_gpu_has_its_own_table(caplog):
+def test_table_of_each_gpu(caplog):
   tiles.table_for.cache_clear()
   found = {name: tiles.table_for(kind) for name, kind in NAMES.items()}
   own = dict(a100=tiles.A100, h100=tiles.H100, h200=tiles.H100, b200=tiles.B200)
@@ -34,14 +34,14 @@ def test_a_gpu_has_its_own_table(caplog):
   assert "RTX 4090" in record.getMessage()
 
 
-def test_every_table_is_whole():
+def test_every_table_is_complete():
   kinds = ("full_", "linear_channels_", "linear_", "channels_")
   plain = lambda name: next((name.removeprefix(x) for x in kinds if name.startswith(x)), name)
   kernels = {name for name in tiles.OTHER["bfloat16", 64] if plain(name) == name}
   for table in (*tiles.TILES.values(), tiles.OTHER):
     assert table.keys() == tiles.OTHER.keys()
     for own in table.values():
-      # One of them is there for gates of channels alone.
+      # `dscores` exists only with per-channel gates.
       assert kernels | {"channels_dscores"} <= own.keys()
       assert {plain(name) for name in own} == kernels | {"dscores"}
 
@@ -54,7 +54,7 @@ def test_every_table_is_whole():
     ("h100", "bfloat16", "none"),  # scores in place
   ],
 )
-def test_every_table_computes_the_same(chip, dtype, gate):
+def test_all_tables_compute_the_same(chip, dtype, gate):
   inputs, want = reference(dataclasses.replace(SPEC, gate=gate), dtype)
   options = dict(implementation="pallas_gpu", interpret=True)
   with compiling_for_gpu(NAMES[chip]):
@@ -62,15 +62,15 @@ def test_every_table_computes_the_same(chip, dtype, gate):
 
 
 @pytest.mark.parametrize("gate,scores", [("none", 0), ("scalar", 1)])
-def test_scores_are_kept_only_with_gates_on_h100(gate, scores):
-  """Of linear attention the scores of chunks are all that is kept beside inputs."""
+def test_scores_are_residuals_only_with_gates_on_h100(gate, scores):
+  """The scores are the only residuals of linear attention besides its inputs."""
   x = jnp.zeros((1, 128, 2, 128), "bfloat16")
   g = None if gate == "none" else jnp.zeros(x.shape[:3], "float32")
   with compiling_for_gpu(NAMES["h100"]):
     rule = lambda q, k, v: linear_attention_gpu(q, k, v, g, interpret=True)[0]
     _, pull = jax.vjp(rule, x, x, x)
-  kept = [y.shape for y in jax.tree.leaves(pull) if y.shape[-2:] == (64, 64)]
-  assert kept == [(2, 1, 2, 64, 64)] * scores
+  saved = [y.shape for y in jax.tree.leaves(pull) if y.shape[-2:] == (64, 64)]
+  assert saved == [(2, 1, 2, 64, 64)] * scores
 
 
 def test_linear_attention_with_scores_in_place():

@@ -1,4 +1,4 @@
-"""Norms of heads with their gates in one pass, interpreted, against plain operations in float64."""
+"""Fused gated per-head RMSNorm in interpret mode against plain JAX in float64."""
 
 import functools
 
@@ -12,7 +12,7 @@ from deltanet_jax.ops.testing import random_cotangents, rel_rms, with_gradients
 from tests.support.tolerances import assert_close
 
 KERNEL = dict(implementation="pallas_gpu", interpret=True)
-# Length, channels, channels of a head, gate, dtype.
+# Length, channels, head size, gate activation, dtype.
 CASES = [
   (300, 256, 128, None, "float32"),
   (40, 64, 32, jax.nn.silu, "bfloat16"),
@@ -26,7 +26,7 @@ def draw(L, D, size, gate, B=2):
   inputs = dict(x=rng.standard_normal((B, L, D)), scale=1 + rng.standard_normal(size))
   if gate:
     inputs["gate"] = rng.standard_normal((B, L, D))
-  # As bfloat16 has them, so that all dtypes get the same.
+  # Rounded to bfloat16, so that all dtypes get the same values.
   return {n: np.asarray(jnp.asarray(y, jnp.bfloat16), np.float64) for n, y in inputs.items()}
 
 
@@ -46,7 +46,7 @@ def test_kernel_equals_plain(L, D, size, gate, dtype):
 
 
 def test_transformations():
-  """A member of a `vmap` has its own scale; second derivatives are those of the plain form."""
+  """`vmap` over scales, and second derivatives, equal those of plain JAX."""
   x, scale, gate = (jnp.asarray(y, "float32") for y in draw(20, 64, 32, True, B=1).values())
   scales = jnp.stack([scale, 2 * scale])
 
@@ -62,11 +62,11 @@ def test_transformations():
   for transformed in (each, second):
     for got, want in zip(transformed(kernels), transformed(plain)):
       assert rel_rms(got, want) < 2e-6
-  with pytest.raises(TypeError, match=r"forward mode .* is for head_norm's implementation"):
+  with pytest.raises(TypeError, match=r"forward-mode .* not supported by the kernel head_norm"):
     jax.jvp(lambda x: kernels(x, scale, gate), (x,), (x,))
 
 
-def test_platform_takes_its_kernel():
+def test_platform_default():
   def lowered(platform, size):
     x, scale = jnp.zeros((1, 64, 2 * size), "bfloat16"), jnp.zeros(size)
     run = jax.jit(lambda x, scale: head_norm(x, scale, 1e-5))
@@ -78,7 +78,7 @@ def test_platform_takes_its_kernel():
   assert "custom_call" not in lowered("tpu", 128)
 
 
-def test_refusals():
+def test_unsupported_inputs_raise():
   x, scale = jnp.zeros((1, 8, 96), "float32"), jnp.ones(96)
   for options, match in (
     (dict(implementation="pallas_gpu"), "power of two up to 2048 channels, got 96 in heads of 96"),

@@ -1,4 +1,4 @@
-"""q, k, v and what is beside them by one product and one kernel, interpreted."""
+"""Fused q, k, v projection (one matmul) and convolution (one kernel) in interpret mode."""
 
 import functools
 
@@ -19,30 +19,30 @@ from tests.support.tolerances import assert_close
 WIDTH, LENGTH = 32, 40
 
 
-def make(beside, value_size=32, **options):
-  """QKV of two heads of 32 keys, and linear maps beside it."""
+def make(extra, value_size=32, **options):
+  """Return QKV with two heads of 32 key channels, and further projections of the same input."""
   rngs = nnx.Rngs(0)
   epilogue = Epilogue("silu", "l2", 32), Epilogue("silu", size=value_size)
   qkv = layers.QKV(WIDTH, 64, 2 * value_size, 4, std=0.5, rngs=rngs, epilogue=epilogue, **options)
   linear = lambda n: layers.Linear((WIDTH, n), ("embed", None), std=0.5, rngs=rngs)
-  return nnx.split((qkv, [linear(n) for n in beside]))
+  return nnx.split((qkv, [linear(n) for n in extra]))
 
 
 def draw(segments):
   rng = np.random.default_rng(0)
-  # As bfloat16 has them, so that all dtypes get the same.
+  # Rounded to bfloat16, so that all dtypes get the same values.
   x = np.asarray(jnp.asarray(rng.standard_normal((2, LENGTH, WIDTH)), jnp.bfloat16), np.float64)
   ids = np.cumsum(rng.random((2, LENGTH)) < 0.1, axis=1).astype(np.int32)
   return x, jnp.asarray(ids) if segments else None
 
 
 def run(graph, x, ids):
-  qkv, beside = graph
-  return qkv(x, ids, None, extra=beside)[0]
+  qkv, extra = graph
+  return qkv(x, ids, None, extra=extra)[0]
 
 
 def with_gradients(graph, weights, x, ids, dtype):
-  """Results and gradients by name, in float64."""
+  """Return outputs and gradients by name."""
   x = jnp.asarray(x, dtype)
   outs, pull = jax.vjp(lambda w, x: run(nnx.merge(graph, w), x, ids), weights, x)
   rng = np.random.default_rng(1)
@@ -54,15 +54,15 @@ def with_gradients(graph, weights, x, ids, dtype):
 
 
 @pytest.mark.parametrize(
-  "beside,value_size,segments,dtype",
+  "extra,value_size,segments,dtype",
   [
     ((16,), 32, True, "bfloat16"),
-    ((6, 6), 64, True, "float32"),  # values wider than keys, and columns that are filled up
+    ((6, 6), 64, True, "float32"),  # larger values than keys, and padded columns
     ((), 32, False, "float32"),
   ],
 )
-def test_one_product_equals_several(beside, value_size, segments, dtype, monkeypatch):
-  graph, weights = make(beside, value_size)
+def test_fused_projection_equals_separate_ones(extra, value_size, segments, dtype, monkeypatch):
+  graph, weights = make(extra, value_size)
   weights = jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), weights)
   x, ids = draw(segments)
   wide = jax.tree.map(lambda w: w.astype(jnp.float64), weights)
@@ -73,7 +73,7 @@ def test_one_product_equals_several(beside, value_size, segments, dtype, monkeyp
   monkeypatch.setattr(layers, "short_convs", lambda *a, **b: calls.append(1) or kernel(*a, **b))
   got = with_gradients(graph, weights, x, ids, dtype)
   assert len(calls) == 1
-  assert len(want) == 2 * (3 + len(beside)) + 3 + 1
+  assert len(want) == 2 * (3 + len(extra)) + 3 + 1
   assert_close(got, want, dtype)
 
 
@@ -101,8 +101,8 @@ def test_second_derivatives():
     assert rel_rms(got, want) < 2e-6
 
 
-def products_and_kernels(tensor=1, **options):
-  """Of the lowered layer's convolutions on a GPU, on a mesh with so many parts of heads."""
+def count_matmuls_and_kernels(tensor=1, **options):
+  """Count those of the layer traced for a GPU, on a mesh with `tensor` shards of the heads."""
   graph, weights = make((16,), **options)
   x = jnp.zeros((2, LENGTH, WIDTH), "bfloat16")
   sizes = tuple(tensor if axis == "tensor" else 1 for axis in AXES)
@@ -112,16 +112,16 @@ def products_and_kernels(tensor=1, **options):
   return jaxpr.count("dot_general["), jaxpr.count("name=short_conv_fwd")
 
 
-def test_where_it_is_one_product():
-  assert products_and_kernels() == (1, 1)
-  # Weights that are split over devices are not put side by side.
-  assert products_and_kernels(tensor=2) == (4, 3)
-  # A bias, and heads of sizes that the kernel does not take.
-  assert products_and_kernels(bias=True)[0] == 4
-  assert products_and_kernels(value_size=48) == (4, 2)
+def test_when_projections_are_fused():
+  assert count_matmuls_and_kernels() == (1, 1)
+  # Sharded weights are not concatenated.
+  assert count_matmuls_and_kernels(tensor=2) == (4, 3)
+  # A bias, and a head size that the kernel does not support.
+  assert count_matmuls_and_kernels(bias=True)[0] == 4
+  assert count_matmuls_and_kernels(value_size=48) == (4, 2)
 
 
-def test_refusals():
+def test_unsupported_inputs_raise():
   x, kernel = jnp.zeros((1, 8, 96), "float32"), jnp.zeros((4, 96))
   with pytest.raises(ValueError, match="got 96 in heads of 96; use short_conv"):
     short_convs(x, [kernel], [Epilogue(size=96)])

@@ -20,13 +20,13 @@ RULES = {
   "gpu unfused": functools.partial(delta_rule_gpu, chunk=16, interpret=True, fused=False),
 }
 EXACT = functools.partial(delta_rule, implementation="recurrent")
-# Each compiles for ten seconds: `make test` has one backend of each kind.
+# Each compiles for ten seconds: `make test` runs each test with one backend.
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 SPEC = Spec(B=1, L=20, H=1, Hv=2, dk=8, gate="scalar", packed=True)
 
 
 def gradients(rule, inputs, ids):
-  """Of a loss that no output leaves out and that is not linear in any."""
+  """Return the gradients of a loss that is nonlinear in every output."""
   loss = lambda x: sum(jnp.sin(y).sum() for y in rule(**x, segment_ids=ids))
   return jax.grad(loss)(inputs)
 
@@ -41,7 +41,7 @@ def split_inputs(spec=SPEC, seed=0):
 
 
 @pytest.mark.parametrize("backend", [SLOW("tpu"), SLOW("gpu"), "gpu unfused"])
-def test_second_order(backend):
+def test_second_derivatives(backend):
   inputs, ids = split_inputs()
   got = jax.jit(jax.grad(functools.partial(squares, RULES[backend])))(inputs, ids)
   want = jax.jit(jax.grad(functools.partial(squares, EXACT)))(inputs, ids)
@@ -50,8 +50,8 @@ def test_second_order(backend):
 
 
 @pytest.mark.parametrize("backend", ["tpu", SLOW("gpu")])
-def test_second_order_of_scanned_layers(backend):
-  """As in a model whose layers are scanned, each computed again in the backward."""
+def test_second_derivatives_of_scanned_layers(backend):
+  """As in a model with scanned layers that are recomputed in the backward pass."""
   inputs, ids = split_inputs(Spec(B=1, L=20, H=1, dk=8, packed=True))
 
   def loss(rule, inputs):
@@ -74,20 +74,20 @@ def test_second_order_of_scanned_layers(backend):
 
 
 @pytest.mark.parametrize("backend", [SLOW("tpu"), "gpu", SLOW("gpu unfused")])
-def test_members_of_vmap_are_rows(backend):
-  """One call with the rows of all members; what they share is repeated."""
-  members = [split_inputs(seed=seed) for seed in range(2)]
-  shared = members[0][0]["v"]
-  stacked, ids = jax.tree.map(lambda *x: jnp.stack(x), *members)
+def test_vmap_folds_into_the_batch(backend):
+  """One call with a larger batch; arguments that are not batched are broadcast."""
+  examples = [split_inputs(seed=seed) for seed in range(2)]
+  shared = examples[0][0]["v"]
+  stacked, ids = jax.tree.map(lambda *x: jnp.stack(x), *examples)
   stacked.pop("v")
   run = lambda x, ids: gradients(RULES[backend], x | dict(v=shared), ids)
   program = jax.jit(jax.vmap(run)).trace(stacked, ids)
   got = program.lower().compile()(stacked, ids)
-  for i, (inputs, own) in enumerate(members):
+  for i, (inputs, own) in enumerate(examples):
     want = jax.jit(run)({name: x for name, x in inputs.items() if name != "v"}, own)
     for name in want:
       np.testing.assert_allclose(got[name][i], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
-  # A batch of two rows in the grid, and no axis more than without `vmap`.
+  # The grid has a batch of two and the same number of axes as without `vmap`.
   alone = jax.jit(run).trace(stacked | jax.tree.map(lambda x: x[0], stacked), ids[0])
   axes = lambda program: {len(grid) for grid in _grids(program.jaxpr.jaxpr)}
   assert axes(program) == axes(alone)

@@ -1,4 +1,4 @@
-"""Linear attention by kernels, interpreted, against the float64 recurrence."""
+"""Linear attention kernels in interpret mode against the float64 recurrence."""
 
 import functools
 
@@ -33,7 +33,7 @@ CASES = [
 
 
 def inputs_of(dtype, **change):
-  """Of a dtype, as float64."""
+  """Return random inputs, rounded to a dtype, as float64."""
   inputs = cast(random_inputs(Spec(**(dict(B=2, L=140, H=2, dk=16, dv=32) | change))), dtype)
   del inputs["beta"]
   wide = lambda name, x: x if name == "segment_ids" else np.asarray(x, np.float64)
@@ -58,7 +58,7 @@ def test_kernel_equals_recurrence(change, dtype, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_steep_decays_of_channels(dtype, implementation):
+def test_steep_per_channel_decays(dtype, implementation):
   inputs = inputs_of(dtype, B=1, L=40, H=1, gate="vector")
   steep = [-0.01, -1.0, -20.0, -1e3]
   rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def test_decoding_step(gate, implementation):
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 @pytest.mark.parametrize("gate", ["none", "vector"])
-def test_second_order_and_members(gate, platform):
+def test_second_derivatives_and_vmap(gate, platform):
   inputs = {
     n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", B=1, L=16, H=1, gate=gate).items()
   }
@@ -106,7 +106,7 @@ def test_second_order_and_members(gate, platform):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-def test_what_no_kernel_takes_is_said():
+def test_unsupported_inputs_raise():
   inputs = {n: jnp.asarray(x, "float32") for n, x in inputs_of("float32", L=4).items()}
   run = lambda **x: linear_attention(**inputs | x, implementation="pallas_tpu", interpret=True)
   with pytest.raises(ValueError, match="no decay of value channels"):

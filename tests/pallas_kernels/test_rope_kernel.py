@@ -1,4 +1,4 @@
-"""Rotary positions by the TPU kernel, interpreted, against the plain form."""
+"""Rotary position embeddings: TPU kernel in interpret mode against plain JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def inputs(H, d, L=40, B=2, dtype="float32"):
   return x, jnp.asarray(rng.integers(0, 5000, (B, L)), jnp.int32)
 
 
-# Heads of part of a lane tile, of one, and of two; rows off the grid of blocks.
+# Heads smaller than a lane tile, of one and of two lane tiles; L is not a multiple of the block.
 @pytest.mark.parametrize(
   "H,d,dtype", [(2, 64, "float32"), (8, 16, "bfloat16"), (3, 128, "float32"), (1, 256, "bfloat16")]
 )
@@ -33,7 +33,7 @@ def test_kernel_equals_plain(H, d, dtype):
     assert a.dtype == x.dtype and rel_rms(a, b) < (1e-6 if dtype == "float32" else 4e-3)
 
 
-def test_second_order_and_members():
+def test_second_derivatives_and_vmap():
   x, positions = inputs(2, 64, L=5)
 
   def square(x, **options):
@@ -49,7 +49,7 @@ def test_second_order_and_members():
   np.testing.assert_array_equal(both[1], run(2 * x, positions + 1))
 
 
-def test_refusals():
+def test_unsupported_inputs_raise():
   x, positions = inputs(2, 24)
   with pytest.raises(ValueError, match="full groups of 128 channels, got 2 heads of 24; use impl"):
     rope(x, positions, **KERNEL)

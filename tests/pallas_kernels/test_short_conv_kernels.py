@@ -1,4 +1,4 @@
-"""Short convolutions in one pass, interpreted, against plain operations in float64."""
+"""Short convolutions with fused epilogue in interpret mode against plain JAX in float64."""
 
 import functools
 
@@ -31,9 +31,9 @@ def draw(L, D, W, segments, bias, B=2):
   if segments:
     starts = rng.random((B, L)) < 0.1
     starts[:, L // 2 : L // 2 + 2] = True
-    # An id that comes back is another segment.
+    # An id that occurs again is another segment.
     inputs["segment_ids"] = (np.cumsum(starts, axis=1) % 3).astype(np.int32)
-  # As bfloat16 has them, so that all dtypes get the same.
+  # Rounded to bfloat16, so that all dtypes get the same values.
   narrow = lambda y: np.asarray(jnp.asarray(y, jnp.bfloat16), np.float64)
   return {n: y if n == "segment_ids" else narrow(y) for n, y in inputs.items()}
 
@@ -58,7 +58,7 @@ def test_kernel_equals_plain(epilogue, L, D, W, segments, bias, dtype, implement
 
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_transformations(implementation):
-  """A member of a `vmap` has its own taps; second derivatives are those of the plain form."""
+  """`vmap` over taps, and second derivatives, equal those of plain JAX."""
   inputs = draw(20, 128, 4, True, False, B=1)
   ids = jnp.asarray(inputs.pop("segment_ids"))
   x, kernel = (jnp.asarray(y, "float32") for y in inputs.values())
@@ -80,12 +80,12 @@ def test_transformations(implementation):
     over = taps if transform is not second else kernel
     for got, want in zip(transform(kernels)(x, over), transform(plain)(x, over)):
       assert rel_rms(got, want) < 2e-6
-  with pytest.raises(TypeError, match=r"forward mode .* is for short_conv's implementation"):
+  with pytest.raises(TypeError, match=r"forward-mode .* not supported by the kernel short_conv"):
     jax.jvp(lambda x: kernels(x, kernel), (x,), (x,))
 
 
 @pytest.mark.parametrize("platform,call", [("tpu", "tpu_custom_call"), ("cuda", "triton")])
-def test_platform_takes_its_kernel(platform, call):
+def test_platform_default(platform, call):
   x, kernel = jnp.zeros((1, 64, 256), "bfloat16"), jnp.zeros((4, 256))
 
   def lowered(x, state, **options):
@@ -94,12 +94,12 @@ def test_platform_takes_its_kernel(platform, call):
       return run.trace(x, kernel, state=state).lower(lowering_platforms=(platform,)).as_text()
 
   assert call in lowered(x, None, epilogue=Epilogue("silu", "l2", 128))
-  # With tokens before the first, and of sizes that are no tiles, operations of XLA.
+  # XLA with a state before the first token, and with head sizes that do not fit a tile.
   assert call not in lowered(x, jnp.zeros((1, 3, 256), "bfloat16"))
   assert call not in lowered(x, None, epilogue=Epilogue(size=96))
 
 
-def test_refusals():
+def test_unsupported_inputs_raise():
   x, kernel = jnp.zeros((1, 8, 96)), jnp.zeros((4, 96))
   for name, match in (
     ("pallas_tpu", "full groups of 128 channels, got 96 in heads of 96; use"),

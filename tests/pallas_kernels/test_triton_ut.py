@@ -1,6 +1,6 @@
-"""The jax-triton twin by Triton's own interpreter, NumPy on the CPU, against float64.
+"""The Triton UT transform in Triton's interpreter (NumPy on the CPU) against float64.
 
-Triton reads TRITON_INTERPRET when it is imported, so the kernel runs in a process of its own.
+Triton reads TRITON_INTERPRET when it is imported, so the kernel runs in a separate process.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ SPEC = Spec(B=2, L=64, H=1, Hv=2, dk=16, dv=32)
 
 @pytest.fixture(scope="module")
 def interpreter():
-  """A process whose Triton interprets: `submit` runs the functions below there."""
+  """A process with Triton in interpret mode: `submit` runs the functions below there."""
   with pytest.MonkeyPatch.context() as patch:
     for name in ("TRITON_INTERPRET", "JAX_ENABLE_X64"):
       patch.setenv(name, "1")
@@ -42,30 +42,30 @@ def interpreter():
 
 
 def _interpret():
-  """Makes `jax_triton.triton_call` run its kernel here, one program after another."""
+  """Make `jax_triton.triton_call` run its kernel in this process, one program after another."""
   import jax_triton
   import triton.language as tl
   from triton.runtime import interpreter
 
-  from pallas_kernels.delta_rule.ut import triton as twin
+  from pallas_kernels.delta_rule.ut import triton as ut_triton
 
   class Pointer:
-    """All that the interpreter needs of an array that lies in this process's memory."""
+    """What the interpreter needs of an array in host memory."""
 
     def __init__(self, array):
       self.dtype, self.data_ptr = getattr(tl, array.dtype.name), lambda: array.ctypes.data
 
-  # It would copy tensors of torch from a device and back.
+  # The originals copy torch tensors from a device and back.
   interpreter.GridExecutor._init_args_hst = lambda self, args, kwargs: (args, kwargs)
   interpreter.GridExecutor._restore_args_dev = lambda *_: None
 
   def dot(self, a, b, total, *_):
-    # bfloat16 is kept as its bits, which the interpreter's own product takes for integers.
+    # bfloat16 is stored as its bits, which the interpreter's own matmul reads as integers.
     a, b = (x.data.view(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b))
     return interpreter.TensorHandle(a @ b + total.data, total.dtype.scalar)
 
   interpreter.InterpreterBuilder.create_dot = dot
-  # The interpreter replaces functions of Triton while it runs, and XLA calls back from two threads.
+  # The interpreter patches functions of Triton while it runs, and XLA calls back from two threads.
   one_at_a_time = threading.Lock()
 
   def triton_call(*args, kernel, out_shape, grid, compute_capability, **options):
@@ -79,18 +79,18 @@ def _interpret():
     return jax.pure_callback(run, out_shape, *args)
 
   jax_triton.triton_call = triton_call
-  twin.only_on = lambda x, *_: x
+  ut_triton.require_platform = lambda x, *_: x
 
 
 def transform(inputs, **options):
-  """X, W, U of every chunk by the kernel."""
+  """Return X, W, U of every chunk from the kernel."""
   from pallas_kernels.delta_rule.ut import triton
 
   return [np.asarray(x, np.float64) for x in triton.ut_transform(**inputs, **options)]
 
 
 def exact_transform(k, v, beta, g, segments, chunk):
-  """The same by its definition, in float64, one chunk and head after another."""
+  """Return the same by definition in float64, one chunk and head after another."""
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk
@@ -141,7 +141,7 @@ def test_transform_equals_its_definition(interpreter, change, dtype, precision):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("change", [dict(L=40), dict(L=33, **FULL)])
 def test_triton_equals_recurrence(interpreter, change, dtype):
-  """implementation="triton" as a whole: o, S and every gradient."""
+  """o, S and all gradients of implementation="triton"."""
   inputs, want = reference(dataclasses.replace(SPEC, **change), dtype, scale=0.3)
   options = dict(implementation="triton", chunk=32, scale=0.3)
   got = interpreter.submit(value_and_grads, inputs, dtype, **options).result()
@@ -149,8 +149,8 @@ def test_triton_equals_recurrence(interpreter, change, dtype):
 
 
 @pytest.mark.parametrize("kind", ["identical_beta_2", "nearly_identical"])
-def test_ugly_inputs(interpreter, kind):
-  """Keys that repeat, over 1024 tokens: all kinds over 4096 pass as well, in six minutes."""
+def test_ill_conditioned_inputs(interpreter, kind):
+  """Repeated keys over 1024 tokens. All kinds over 4096 tokens pass too, in six minutes."""
   inputs = {name: x.astype(np.float32) for name, x in ill_conditioned_inputs(kind, L=1024).items()}
   want = value_and_grads(inputs, "float64", implementation="recurrent")
   run = interpreter.submit(value_and_grads, inputs, "float32", implementation="triton")

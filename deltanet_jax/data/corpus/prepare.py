@@ -113,7 +113,7 @@ def _shuffle(
     (partial / name).mkdir(exist_ok=True)
     info = write_buckets(sources, recipe.text_field, recipe.seed, partial / name)
     if not info.documents:
-      raise ValueError(f"{path} has no text ({info.dropped} empty documents).")
+      raise ValueError(f"{path} has no text (empty documents: {info.dropped}).")
     buckets[name] = info
   # Raises if the validation fraction cannot be split off, before the buckets count as complete.
   _split(buckets, recipe, partial)

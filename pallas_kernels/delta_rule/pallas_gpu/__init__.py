@@ -1,1 +1,1 @@
-"""implementation="pallas_gpu": the delta rule for NVIDIA GPUs, in Pallas (Triton lowering)."""
+"""Delta rule and linear attention kernels for NVIDIA GPUs, in Pallas (Triton lowering)."""

@@ -1,178 +1,159 @@
-"""The state and its gradient over all chunks, for the backward on NVIDIA GPUs: two kernels.
+"""Backward kernels on NVIDIA GPUs that run over the chunks: states and their gradients.
 
-states recomputes R and the state before each chunk. dstates carries dS over all chunks, last to
-first, and writes it per chunk; `grads.py` then takes all chunks in parallel. Partial sums of dq and
-dk over value blocks (one loop doing both) would move more: 8 dk bytes per token and block written
-and read again, against 2 dk dv / C here.
+`states` recomputes R and the state before each chunk. `dstates` carries dS over all chunks, last to
+first, and writes it per chunk; the kernels of `grads.py` then process all chunks in parallel. One
+loop doing both would write partial sums of dq and dk per value block and move more data: 8 dk bytes
+per token and block, written and read again, instead of 2 dk dv / C here.
 """
-
-import functools
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 
-from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
-from pallas_kernels.delta_rule.pallas_gpu.chunk import (
-  load_chunk,
-  pick,
-  program_ids,
-  scale_rows,
-)
+from pallas_kernels.delta_rule.pallas_gpu.decay import load_chunk, scale_rows
 from pallas_kernels.delta_rule.pallas_gpu.inverse import load_inverse, times_inverse_split
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import (
-  first_state,
-  load_keys,
-  load_whole,
+from pallas_kernels.delta_rule.pallas_gpu.launch import launch_over_chunks
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, TN, dot
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import decayed_inputs
+from pallas_kernels.delta_rule.pallas_gpu.state_update import (
   next_state,
-  writes,
+  state_program,
+  written_values,
 )
-from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
 
-def _states_body(k_ref, v_ref, *refs, given, group, chunk, block_k, block_v):
-  # k [B L H dk], v [B L Hv dv], beta [B L Hv]?, X [N B Hv matrices C C]?, g [B L Hv]?,
-  # segments [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
+def _states_body(
+  k_ref, v_ref, states_ref, R_ref=None, beta_ref=None, X_ref=None, g_ref=None, segments_ref=None,
+  total_ref=None, k_start_ref=None, S0_ref=None, *, group, chunk, block_k, block_v,
+):  # fmt: skip
+  # k [B L H dk], v [B L Hv dv], beta [B L Hv], X [N B Hv matrices C C], g [B L Hv],
+  # segments [B L], total and k_start of `DecayedKeys`, S0 [B Hv dk dv]
   # -> states [N B Hv dk dv], with an X also R [B L Hv dv]
-  beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
-  R_ref = refs.pop() if X_ref is not None else None
-  states_ref = refs.pop()
-  j, h, b, hk = program_ids(group)
-  cols = pl.ds(j * block_v, block_v)
-  key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
-  parts = parts_for(k_ref.dtype)
+  p = state_program(k_ref, group, block_k, block_v)
+  b, h, hk, parts = p.b, p.h, p.hk, p.parts
 
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
-    K = load_keys(k_ref, (b, rows, hk), key_blocks)
-    K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
+    K = p.load_keys(k_ref, rows)
+    K_start = K if k_start_ref is None else p.load_keys(k_start_ref, rows)
     KS = 0.0
     if X_ref is not None:
       for i, S_i in enumerate(S):
-        KS += dot(K_into(i), S_i, parts)
-    R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
+        KS += dot(K_start(i), S_i, parts)
+    V = v_ref[b, rows, h, p.cols]
+    R, residual = written_values(V, KS, beta, decay, X_ref, (n, b, h), parts)
     if X_ref is not None:
-      R_ref[b, rows, h, cols] = R.astype(R_ref.dtype)
-    for S_i, keys in zip(S, key_blocks):
-      states_ref[n, b, h, keys, cols] = S_i.astype(states_ref.dtype)
-    whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
-    return next_state(S, K, R, rest, decay, whole, parts)
+      R_ref[b, rows, h, p.cols] = R.astype(R_ref.dtype)
+    for S_i, keys in zip(S, p.key_blocks):
+      states_ref[n, b, h, keys, p.cols] = S_i.astype(states_ref.dtype)
+    return next_state(S, K, R, residual, decay, p.total_decays(n, decay, total_ref), parts)
 
-  S = first_state(refs, b, h, key_blocks, cols)
-  lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)
+  lax.fori_loop(0, k_ref.shape[1] // chunk, step, p.load_state(S0_ref))
 
 
 def states(k, v, beta, X, g, segments, S0, decayed=None, *, chunk, tile=None, interpret=False):
-  """The state before each chunk [N B Hv dk dv] and, with an X, R [B L Hv dv], both in k's dtype.
+  """Return the state before each chunk [N B Hv dk dv] and R [B L Hv dv], both in k's dtype.
 
-  The backward's products round both to k's dtype anyway, so bfloat16 inputs lose nothing by it.
-  Where channels decay, `decayed` takes the place of k, g and segments.
+  R is None without an X. The matmuls of the backward pass round both to k's dtype anyway, so
+  bfloat16 inputs lose nothing. With per-channel gates `decayed` replaces k, g and segments.
   """
-  channels = decayed is not None
-  _, k, g, segments, whole, k_into = decayed_inputs(None, k, g, segments, decayed)
-  B, L, H, dk = k.shape
+  per_channel = decayed is not None
+  _, k, g, segments, total, k_start = decayed_inputs(None, k, g, segments, decayed)
+  B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
-  tile = tile or tile_for("states", k, erases=X is not None, channels=channels)
-  block_v = min(tile.block_v, dv)
-  body = functools.partial(
-    _states_body,
-    given=[x is not None for x in (beta, X, g, segments, whole, k_into)],
-    group=Hv // H,
-    chunk=chunk,
-    block_k=min(tile.block_k, dk),
-    block_v=block_v,
-  )
-  out_shape = [jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype)]
+  outputs = dict(states=jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype))
   if X is not None:
-    out_shape.append(jax.ShapeDtypeStruct(v.shape, k.dtype))
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (k, v, beta, X, g, segments, whole, k_into, S0)
-  return call("states", body, args, out_shape, **options)
+    outputs["R"] = jax.ShapeDtypeStruct(v.shape, k.dtype)
+  found = launch_over_chunks(
+    "states",
+    _states_body,
+    dict(k=k, v=v, beta=beta, X=X, g=g, segments=segments, total=total, k_start=k_start, S0=S0),
+    outputs,
+    v=v,
+    chunk=chunk,
+    tile=tile or tile_for("states", k, delta_rule=X is not None, per_channel=per_channel),
+    interpret=interpret,
+  )
+  return found["states"], found.get("R")
 
 
 def _dstates_body(
-  q_ref, k_ref, do_ref, dS_ref, *refs, given, group, chunk, scale, block_k, block_v
-):
-  # do [B L Hv dv], dS [B Hv dk dv], P [N B Hv C C]?, beta?, X [N B Hv matrices C C]?, g?,
-  # segments?, whole and k_into of `Decayed`?
+  q_ref, k_ref, do_ref, dS_ref, dY_ref, dstates_ref, dS0_ref, P_ref=None, beta_ref=None, X_ref=None,
+  g_ref=None, segments_ref=None, total_ref=None, k_start_ref=None,
+  *, group, chunk, scale, block_k, block_v,
+):  # fmt: skip
+  # q, k [B L H dk], do [B L Hv dv], dS [B Hv dk dv], P [N B Hv C C], beta [B L Hv],
+  # X [N B Hv matrices C C], g [B L Hv], segments [B L], total and k_start of `DecayedKeys`
   # -> dY [B L Hv dv], dstates [N B Hv dk dv] (of the state after each chunk), dS0 [B Hv dk dv]
-  P_ref, beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
-  dY_ref, dstates_ref, dS0_ref = refs
-  j, h, b, hk = program_ids(group)
-  cols = pl.ds(j * block_v, block_v)
-  key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
-  parts = parts_for(k_ref.dtype)
+  p = state_program(k_ref, group, block_k, block_v)
+  b, h, hk, parts = p.b, p.h, p.hk, p.parts
   chunks = k_ref.shape[1] // chunk
 
   def step(done, dS):
     n = chunks - 1 - done
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
-    K = load_keys(k_ref, (b, rows, hk), key_blocks)
-    K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
-    # Read once for scores in place; elsewhere late, so that it is not kept from here on.
-    Q = load_keys(q_ref, (b, rows, hk), key_blocks, once=P_ref is None)
+    K = p.load_keys(k_ref, rows)
+    K_start = K if k_start_ref is None else p.load_keys(k_start_ref, rows)
+    # Loaded once if scores are computed in place; otherwise late, to stay live for less time.
+    Q = p.load_keys(q_ref, rows, once=P_ref is None)
     KdS = KQ = 0.0
     for i, dS_i in enumerate(dS):
       KdS += dot(K(i), dS_i, parts)
       KQ += dot(K(i), Q(i), parts, NT) if P_ref is None else 0.0
-      dstates_ref[n, b, h, key_blocks[i], cols] = dS_i.astype(dstates_ref.dtype)
-    dO = do_ref[b, rows, h, cols]
+      dstates_ref[n, b, h, p.key_blocks[i], p.cols] = dS_i.astype(dstates_ref.dtype)
+    dO = do_ref[b, rows, h, p.cols]
     if P_ref is None:
-      dY = dot((KQ * decay.inside(transposed=True) * scale).astype(k_ref.dtype), dO, parts)
+      dY = dot((KQ * decay.score_factors(transposed=True) * scale).astype(k_ref.dtype), dO, parts)
     else:
       dY = dot(P_ref[n, b, h, :, :], dO, parts, TN)
     dY += scale_rows(KdS, decay.end)
     if X_ref is not None:
-      dY, rest = times_inverse_split(load_inverse(X_ref, (n, b, h)), dY, parts, TN)
-      dZ, rest = (scale_rows(scale_rows(x, beta), decay.start) for x in (dY, rest))
-    dY_ref[b, rows, h, cols] = dY.astype(dY_ref.dtype)
+      dY, residual = times_inverse_split(load_inverse(X_ref, (n, b, h)), dY, parts, TN)
+      dZ, residual = (scale_rows(scale_rows(x, beta), decay.start) for x in (dY, residual))
+    dY_ref[b, rows, h, p.cols] = dY.astype(dY_ref.dtype)
     dO = scale_rows(dO.astype(F32), decay.start) * scale
-    whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
+    total = p.total_decays(n, decay, total_ref)
     new = []
     for i, dS_i in enumerate(dS):
-      kept = dS_i if whole[i] is None else dS_i * whole[i]
-      kept += dot(Q(i), dO, parts, TN)
-      new.append(kept if X_ref is None else kept - dot(K_into(i), dZ, parts, TN, rest))
+      dS_i = dS_i if total[i] is None else dS_i * total[i]
+      dS_i += dot(Q(i), dO, parts, TN)
+      new.append(dS_i if X_ref is None else dS_i - dot(K_start(i), dZ, parts, TN, residual))
     return tuple(new)
 
-  dS = tuple(dS_ref[b, h, keys, cols] for keys in key_blocks)
-  dS = lax.fori_loop(0, chunks, step, dS)
-  for dS_i, keys in zip(dS, key_blocks):
-    dS0_ref[b, h, keys, cols] = dS_i
+  dS = lax.fori_loop(0, chunks, step, p.load_state(dS_ref))
+  p.store_state(dS0_ref, dS)
 
 
 def dstates(
   q, k, v, beta, X, P, g, segments, do, dS, decayed=None,
   *, chunk, scale, tile=None, interpret=False
 ):  # fmt: skip
-  """dY = X^T dR [B L Hv dv], d(state after each chunk) [N B Hv dk dv] in k's dtype, and dS0.
+  """Return dY = X^T dR [B L Hv dv], the gradient of the state after each chunk, and dS0.
 
-  Of linear attention, without an X, dR alone, which is dv. Where channels decay, `decayed` takes
-  the place of q, k, g and segments.
+  Without an X (linear attention) dY is dR, which is dv. The gradients of states are [N B Hv dk dv]
+  in k's dtype. With per-channel gates `decayed` replaces q, k, g and segments.
   """
-  channels = decayed is not None
-  q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
-  B, L, H, dk = k.shape
+  per_channel = decayed is not None
+  q, k, g, segments, total, k_start = decayed_inputs(q, k, g, segments, decayed)
+  B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
-  full, erases = g is not None, X is not None
-  tile = tile or tile_for("dstates", k, full=full, erases=erases, channels=channels)
-  block_v = min(tile.block_v, dv)
-  body = functools.partial(
+  found = launch_over_chunks(
+    "dstates",
     _dstates_body,
-    given=[x is not None for x in (P, beta, X, g, segments, whole, k_into)],
-    group=Hv // H,
+    dict(q=q, k=k, do=do, dS=dS, P=P, beta=beta, X=X, g=g, segments=segments)
+    | dict(total=total, k_start=k_start),
+    dict(
+      dY=jax.ShapeDtypeStruct(v.shape, k.dtype),
+      dstates=jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype),
+      dS0=jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
+    ),
+    v=v,
     chunk=chunk,
     scale=scale,
-    block_k=min(tile.block_k, dk),
-    block_v=block_v,
+    tile=tile
+    or tile_for(
+      "dstates", k, gated=g is not None, delta_rule=X is not None, per_channel=per_channel
+    ),
+    interpret=interpret,
   )
-  out_shape = [
-    jax.ShapeDtypeStruct(v.shape, k.dtype),
-    jax.ShapeDtypeStruct((L // chunk, B, Hv, dk, dv), k.dtype),
-    jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
-  ]
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (q, k, do, dS, P, beta, X, g, segments, whole, k_into)
-  return call("dstates", body, args, out_shape, **options)
+  return found["dY"], found["dstates"], found["dS0"]

@@ -1,92 +1,80 @@
-"""Fused delta rule forward for NVIDIA GPUs: the state stays on chip over all chunks of a head.
+"""Forward kernel on NVIDIA GPUs: one program carries a block of a head's state over all chunks.
 
-The inverses X come from `intra`, for all chunks in parallel: inside the loop they would be its
-longest dependent chain, be repeated by every value block, and spill. So do the scores P unless
-`scores_in_place`. Linear attention has no beta and no X.
+X comes from `intra_chunk`, for all chunks in parallel: inside the loop it would be the longest
+dependency chain, be recomputed by every value block, and spill. The scores P come from there too,
+unless `scores_in_place`. Linear attention has no beta and no X.
 """
-
-import functools
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 
-from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.delta_rule.pallas_gpu.channels import decayed_inputs
-from pallas_kernels.delta_rule.pallas_gpu.chunk import load_chunk, pick, program_ids, scale_rows
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, dot
-from pallas_kernels.delta_rule.pallas_gpu.state import (
-  first_state,
-  load_keys,
-  load_whole,
+from pallas_kernels.delta_rule.pallas_gpu.decay import load_chunk, scale_rows
+from pallas_kernels.delta_rule.pallas_gpu.launch import launch_over_chunks
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, dot
+from pallas_kernels.delta_rule.pallas_gpu.per_channel_gate import decayed_inputs
+from pallas_kernels.delta_rule.pallas_gpu.state_update import (
   next_state,
-  writes,
+  state_program,
+  written_values,
 )
-from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 
 
-def _body(q_ref, k_ref, v_ref, *refs, given, group, chunk, scale, block_k, block_v):
-  # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C]?, beta [B L Hv]?, X [N B Hv matrices C C]?,
-  # g [B L Hv]?, segments [B L]?, whole and k_into of `Decayed`?, S0 [B Hv dk dv]?
+def _body(
+  q_ref, k_ref, v_ref, o_ref, S_ref, P_ref=None, beta_ref=None, X_ref=None, g_ref=None,
+  segments_ref=None, total_ref=None, k_start_ref=None, S0_ref=None,
+  *, group, chunk, scale, block_k, block_v,
+):  # fmt: skip
+  # q, k [B L H dk], v [B L Hv dv], P [N B Hv C C], beta [B L Hv], X [N B Hv matrices C C],
+  # g [B L Hv], segments [B L], total and k_start of `DecayedKeys`, S0 [B Hv dk dv]
   # -> o [B L Hv dv], S [B Hv dk dv]
-  *refs, o_ref, S_ref = refs
-  P_ref, beta_ref, X_ref, g_ref, segments_ref, whole_ref, into_ref, refs = pick(refs, *given)
-  j, h, b, hk = program_ids(group)
-  cols = pl.ds(j * block_v, block_v)
-  key_blocks = [pl.ds(i, block_k) for i in range(0, k_ref.shape[-1], block_k)]
-  parts = parts_for(k_ref.dtype)
+  p = state_program(k_ref, group, block_k, block_v)
+  b, h, hk, parts = p.b, p.h, p.hk, p.parts
 
   def step(n, S):
     rows, beta, _, _, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
-    K = load_keys(k_ref, (b, rows, hk), key_blocks)
-    K_into = K if into_ref is None else load_keys(into_ref, (b, rows, hk), key_blocks)
+    K = p.load_keys(k_ref, rows)
+    K_start = K if k_start_ref is None else p.load_keys(k_start_ref, rows)
     KS = QS = QK = 0.0
     for i, S_i in enumerate(S):
       if X_ref is not None:
-        KS += dot(K_into(i), S_i, parts)
-      Q = q_ref[b, rows, hk, key_blocks[i]]
+        KS += dot(K_start(i), S_i, parts)
+      Q = q_ref[b, rows, hk, p.key_blocks[i]]
       QS += dot(Q, S_i, parts)
       QK += dot(Q, K(i), parts, NT) if P_ref is None else 0.0
-    P = None if P_ref is not None else (QK * decay.inside() * scale).astype(k_ref.dtype)
-    R, rest = writes(v_ref[b, rows, h, cols], KS, beta, decay, X_ref, (n, b, h), parts)
+    P = None if P_ref is not None else (QK * decay.score_factors() * scale).astype(k_ref.dtype)
+    V = v_ref[b, rows, h, p.cols]
+    R, residual = written_values(V, KS, beta, decay, X_ref, (n, b, h), parts)
     O = scale_rows(QS, decay.start) * scale
-    O += dot(P_ref[n, b, h, :, :] if P is None else P, R, parts, rest=rest)
-    o_ref[b, rows, h, cols] = O.astype(o_ref.dtype)
-    whole = load_whole(decay, whole_ref, (n, b, h), key_blocks)
-    return next_state(S, K, R, rest, decay, whole, parts)
+    O += dot(P_ref[n, b, h, :, :] if P is None else P, R, parts, residual=residual)
+    o_ref[b, rows, h, p.cols] = O.astype(o_ref.dtype)
+    return next_state(S, K, R, residual, decay, p.total_decays(n, decay, total_ref), parts)
 
-  S = first_state(refs, b, h, key_blocks, cols)
-  S = lax.fori_loop(0, k_ref.shape[1] // chunk, step, S)
-  for S_i, keys in zip(S, key_blocks):
-    S_ref[b, h, keys, cols] = S_i
+  S = lax.fori_loop(0, k_ref.shape[1] // chunk, step, p.load_state(S0_ref))
+  p.store_state(S_ref, S)
 
 
 def forward(
   q, k, v, beta, X, P, g, segments, S0, decayed=None, *, chunk, scale, tile=None, interpret=False
 ):
-  """o = scale q S and the last S; L a multiple of the chunk, head sizes powers of two >= 16.
+  """Return o = scale q S and the final S.
 
-  Where channels decay, `decayed` takes the place of q, k, g and segments.
+  L is a multiple of the chunk, head sizes are powers of two >= 16. With per-channel gates `decayed`
+  replaces q, k, g and segments.
   """
-  channels = decayed is not None
-  q, k, g, segments, whole, k_into = decayed_inputs(q, k, g, segments, decayed)
-  B, _, H, dk = k.shape
-  Hv, dv = v.shape[2:]
-  tile = tile or tile_for("fwd", k, erases=X is not None, channels=channels)
-  block_v = min(tile.block_v, dv)
-  body = functools.partial(
+  per_channel = decayed is not None
+  q, k, g, segments, total, k_start = decayed_inputs(q, k, g, segments, decayed)
+  B, Hv, dk, dv = k.shape[0], v.shape[2], k.shape[3], v.shape[3]
+  found = launch_over_chunks(
+    "fwd",
     _body,
-    given=[x is not None for x in (P, beta, X, g, segments, whole, k_into)],
-    group=Hv // H,
+    dict(q=q, k=k, v=v, P=P, beta=beta, X=X, g=g, segments=segments)
+    | dict(total=total, k_start=k_start, S0=S0),
+    dict(o=v, S=jax.ShapeDtypeStruct((B, Hv, dk, dv), F32)),
+    v=v,
     chunk=chunk,
     scale=scale,
-    block_k=min(tile.block_k, dk),
-    block_v=block_v,
+    tile=tile or tile_for("fwd", k, delta_rule=X is not None, per_channel=per_channel),
+    interpret=interpret,
   )
-  out_shape = [
-    jax.ShapeDtypeStruct(v.shape, v.dtype),
-    jax.ShapeDtypeStruct((B, Hv, dk, dv), F32),
-  ]
-  options = dict(grid=(dv // block_v, Hv, B), tile=tile, interpret=interpret, erases=X is not None)
-  args = (q, k, v, P, beta, X, g, segments, whole, k_into, S0)
-  return call("fwd", body, args, out_shape, **options)
+  return found["o"], found["S"]

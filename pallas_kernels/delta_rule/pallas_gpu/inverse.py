@@ -1,4 +1,4 @@
-"""(I + A)^-1 on GPUs, by merges of blocks or by substitution; and products with it."""
+"""X = (I + A)^-1 on GPU: block merges or forward substitution, and matmuls with X."""
 
 import itertools
 
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.common.bf16 import PARTS
-from pallas_kernels.delta_rule.pallas_gpu.chunk import strict_lower
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NN, dot, split
+from pallas_kernels.delta_rule.pallas_gpu.decay import strict_lower
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NN, dot, split
 
 
 def unit_lower_inverse(A, precision, iotas, zero):
-  """X = (I + A)^-1 for strictly lower A, by 2x2 block merges or by forward substitution."""
+  """Return (I + A)^-1 for strictly lower A, by 2x2 block merges or by forward substitution."""
   chunk = A.shape[0]
   row, column = iotas
   eye = jnp.where(row == column, 1.0, 0.0)
@@ -31,13 +31,13 @@ def unit_lower_inverse(A, precision, iotas, zero):
     A_level = jnp.where((((row + zero * level) ^ column) >> level) == 1, A, 0.0)
     return X - dot(dot(X, A_level, parts), X, parts)
 
-  # A loop, not unrolled: the descriptors of every product would be hoisted and spill.
+  # A loop: unrolled, the descriptors of all matmuls would be hoisted and spill.
   first = eye - jnp.where((row ^ column) == 1, A, 0.0)
   return lax.fori_loop(1, chunk.bit_length() - 1, merge, first)
 
 
-def residual(A, X, iotas):
-  """I - (I + A) X, largest terms first: products of single parts cancel almost without rounding."""
+def inverse_residual(A, X, iotas):
+  """Return I - (I + A) X, largest terms first: single-part matmuls cancel almost exactly."""
   row, column = iotas
   E = jnp.where(row == column, 1.0, 0.0) - X
   A, X = split(A, 3), split(X, 3)
@@ -46,18 +46,24 @@ def residual(A, X, iotas):
   return E
 
 
-def store_inverse(X_ref, at, grams, scores, precision, iotas, zero):
-  """Writes X = (I + A)^-1 to X_ref [at, 0], and a rest below its last digit to [at, 1] if asked.
+def store_inverse(X_ref, at, grams, factors, precision, iotas, zero):
+  """Store X = (I + A)^-1 in X_ref[at, 0] and, for float32, its residual in X_ref[at, 1].
 
-  grams are K K^T and its missing digits or None, see `gram`. Returns what `times_inverse` takes.
-  Added to X, the rest would be rounded away.
+  The residual holds digits below X's last one, which a sum of the two would round away.
+
+  Args:
+    grams: K K^T and its rounding error or None, see `gram`.
+    factors: [C C], of K K^T in A: beta and decays.
+
+  Returns:
+    [X] or [X, residual], the argument of `times_inverse`.
   """
-  A, missing = (None if G is None else strict_lower(G * scores, iotas) for G in grams)
+  A, A_error = (None if KK is None else strict_lower(KK * factors, iotas) for KK in grams)
   X = [unit_lower_inverse(A, precision, iotas, zero)]
   if X_ref.shape[-3] == 2:
-    # A step of Newton's method, towards (I + A + missing)^-1.
-    E = residual(A, X[0], iotas)
-    E = E if missing is None else E - dot(missing, X[0], 2)
+    # One Newton step towards (I + A + A_error)^-1.
+    E = inverse_residual(A, X[0], iotas)
+    E = E if A_error is None else E - dot(A_error, X[0], 2)
     X.append(dot(X[0], E, 2))
   for i, x in enumerate(X):
     X_ref[*at, i, :, :] = x.astype(X_ref.dtype)
@@ -65,20 +71,21 @@ def store_inverse(X_ref, at, grams, scores, precision, iotas, zero):
 
 
 def inverse_shape(N, B, Hv, chunk, dtype):
-  """[N B Hv matrices C C]: X, and for float32 its rest."""
+  """Return the shape of X [N B Hv matrices C C]; for float32 the second matrix is the residual."""
   return jax.ShapeDtypeStruct((N, B, Hv, 2 if dtype == F32 else 1, chunk, chunk), dtype)
 
 
+def load_inverse(X_ref, at):
+  """Return [X] or [X, residual] of the chunk and head `at`."""
+  return [X_ref[*at, i, :, :] for i in range(X_ref.shape[-3])]
+
+
 def times_inverse(X, Y, parts, dims=NN):
-  """X Y, or X^T Y if dims is TN."""
-  out, rest = times_inverse_split(X, Y, parts, dims)
-  return out if rest is None else out + rest
+  """Return X Y, or X^T Y if dims is TN."""
+  out, residual = times_inverse_split(X, Y, parts, dims)
+  return out if residual is None else out + residual
 
 
 def times_inverse_split(X, Y, parts, dims=NN):
-  """X Y or X^T Y, and a rest (None if X has none) that a sum of the two would often lose."""
+  """Return X Y or X^T Y, and its residual (None if X has none), which a sum would often lose."""
   return dot(X[0], Y, parts, dims), None if len(X) == 1 else dot(X[1], Y, 2, dims)
-
-
-def load_inverse(X_ref, at):
-  return [X_ref[*at, i, :, :] for i in range(X_ref.shape[-3])]

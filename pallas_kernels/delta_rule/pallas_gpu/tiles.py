@@ -1,4 +1,4 @@
-"""Tiles of the GPU kernels, chosen by compiling for each chip; inputs padded to them."""
+"""Tile sizes of the GPU kernels per chip, chosen from AOT-compiled resource usage; padding."""
 
 import functools
 import logging
@@ -13,42 +13,44 @@ from pallas_kernels.delta_rule.checks import FAR_BELOW
 F32 = jnp.float32
 
 
-class Tile(NamedTuple):
+class DeltaTileGPU(NamedTuple):
+  """Block sizes and launch parameters of one kernel."""
+
   block_k: int
   block_v: int
   warps: int
-  stages: int = 1  # of a loop's loads that are in flight at once; 1 loads nothing ahead
+  stages: int = 1  # software pipelining stages of a loop's loads; 1 does not prefetch
 
 
-# GPUs without a table of their own, or not named when a kernel is traced: nothing is loaded ahead,
-# so that no block takes more than 48 KiB of shared memory.
+# For GPUs without a table, or unknown at trace time: without prefetching no block takes more than
+# 48 KiB of shared memory.
 _BF16 = dict(
-  intra=Tile(32, 32, 8),
-  scores=Tile(64, 64, 4),
-  ut_fwd=Tile(64, 64, 8),
-  ut_triton=Tile(64, 64, 8),
-  ut_bwd=Tile(32, 32, 8),
-  fwd=Tile(64, 32, 4),
-  states=Tile(64, 64, 4),
-  dstates=Tile(64, 32, 4),
-  grads=Tile(16, 32, 8),
-  channels_scores=Tile(32, 32, 4),
-  channels_dscores=Tile(64, 64, 4),
+  intra=DeltaTileGPU(32, 32, 8),
+  scores=DeltaTileGPU(64, 64, 4),
+  ut_fwd=DeltaTileGPU(64, 64, 8),
+  ut_triton=DeltaTileGPU(64, 64, 8),
+  ut_bwd=DeltaTileGPU(32, 32, 8),
+  fwd=DeltaTileGPU(64, 32, 4),
+  states=DeltaTileGPU(64, 64, 4),
+  dstates=DeltaTileGPU(64, 32, 4),
+  grads=DeltaTileGPU(16, 32, 8),
+  channels_scores=DeltaTileGPU(32, 32, 4),
+  channels_dscores=DeltaTileGPU(64, 64, 4),
 )
-_BF16_256 = _BF16 | dict(states=Tile(64, 32, 4), channels_states=Tile(64, 16, 4))
+_BF16_256 = _BF16 | dict(states=DeltaTileGPU(64, 32, 4), channels_states=DeltaTileGPU(64, 16, 4))
 _F32 = dict(
-  intra=Tile(16, 16, 8),
-  scores=Tile(32, 32, 4),
-  ut_fwd=Tile(16, 16, 8),
-  ut_triton=Tile(32, 16, 4),
-  ut_bwd=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 8),
-  states=Tile(64, 32, 4),
-  dstates=Tile(32, 16, 8),
-  grads=Tile(16, 16, 4),
-  channels_dscores=Tile(16, 16, 4),
+  intra=DeltaTileGPU(16, 16, 8),
+  scores=DeltaTileGPU(32, 32, 4),
+  ut_fwd=DeltaTileGPU(16, 16, 8),
+  ut_triton=DeltaTileGPU(32, 16, 4),
+  ut_bwd=DeltaTileGPU(16, 16, 8),
+  fwd=DeltaTileGPU(32, 16, 8),
+  states=DeltaTileGPU(64, 32, 4),
+  dstates=DeltaTileGPU(32, 16, 8),
+  grads=DeltaTileGPU(16, 16, 4),
+  channels_dscores=DeltaTileGPU(16, 16, 4),
 )
-_F32_256 = _F32 | dict(states=Tile(64, 16, 4), dstates=Tile(64, 16, 4))
+_F32_256 = _F32 | dict(states=DeltaTileGPU(64, 16, 4), dstates=DeltaTileGPU(64, 16, 4))
 # (dtype, padded dk, at least 64) -> kernel -> tile.
 OTHER = {
   ("bfloat16", 64): _BF16,
@@ -59,126 +61,127 @@ OTHER = {
   ("float32", 256): _F32_256,
 }
 _H100_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 64, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  grads=Tile(64, 64, 4),
-  full_grads=Tile(64, 64, 4),
-  linear_grads=Tile(64, 64, 4),
-  channels_intra=Tile(32, 32, 4),
-  channels_scores=Tile(64, 64, 4, 2),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(32, 32, 4),
+  intra=DeltaTileGPU(64, 64, 4),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 64, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  grads=DeltaTileGPU(64, 64, 4),
+  full_grads=DeltaTileGPU(64, 64, 4),
+  linear_grads=DeltaTileGPU(64, 64, 4),
+  channels_intra=DeltaTileGPU(32, 32, 4),
+  channels_scores=DeltaTileGPU(64, 64, 4, 2),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(32, 32, 4),
 )
-# 8 warps repeat products of chunks of 32; with 4 full inputs would spill 4 bytes.
+# 8 warps compute the matmuls of chunks of 32 redundantly; gated inputs would spill 4 bytes with 4.
 _H100_F32 = _F32 | dict(
-  intra=Tile(16, 16, 4),
-  full_intra=Tile(16, 16, 8),
-  fwd=Tile(32, 16, 4),
-  dstates=Tile(32, 16, 4),
-  full_dstates=Tile(32, 16, 8),
+  intra=DeltaTileGPU(16, 16, 4),
+  full_intra=DeltaTileGPU(16, 16, 8),
+  fwd=DeltaTileGPU(32, 16, 4),
+  dstates=DeltaTileGPU(32, 16, 4),
+  full_dstates=DeltaTileGPU(32, 16, 8),
 )
 H100 = OTHER | {
-  # 64 x 64 would spill 144 bytes at d = 64, this 80 bytes at 128.
-  ("bfloat16", 64): _H100_BF16 | dict(full_grads=Tile(32, 64, 4)),
+  # 64 x 64 would spill 144 bytes at d = 64; 32 x 64 would spill 80 bytes at 128.
+  ("bfloat16", 64): _H100_BF16 | dict(full_grads=DeltaTileGPU(32, 64, 4)),
   ("bfloat16", 128): _H100_BF16,
   ("float32", 64): _H100_F32,
   ("float32", 128): _H100_F32,
 }
 _A100_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  full_intra=Tile(32, 32, 8),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 32, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  grads=Tile(32, 32, 4),
-  full_grads=Tile(16, 32, 8),
-  channels_intra=Tile(32, 32, 8),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(16, 32, 8),
+  intra=DeltaTileGPU(64, 64, 4),
+  full_intra=DeltaTileGPU(32, 32, 8),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 32, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  grads=DeltaTileGPU(32, 32, 4),
+  full_grads=DeltaTileGPU(16, 32, 8),
+  channels_intra=DeltaTileGPU(32, 32, 8),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(16, 32, 8),
 )
 A100 = OTHER | {("bfloat16", 64): _A100_BF16, ("bfloat16", 128): _A100_BF16}
 _B200_BF16 = _BF16 | dict(
-  intra=Tile(64, 64, 4),
-  scores=Tile(64, 64, 4, 2),
-  fwd=Tile(64, 32, 4, 2),
-  states=Tile(64, 64, 4, 2),
-  dstates=Tile(64, 32, 4, 2),
-  full_grads=Tile(64, 64, 8),
-  channels_intra=Tile(32, 32, 4),
-  channels_scores=Tile(64, 64, 4, 2),
-  channels_fwd=Tile(64, 32, 4),
-  channels_dstates=Tile(64, 32, 4),
-  linear_channels_fwd=Tile(64, 32, 4, 2),
-  linear_channels_dstates=Tile(64, 32, 4, 2),
-  channels_dscores=Tile(64, 64, 4, 2),
-  channels_grads=Tile(32, 32, 4),
+  intra=DeltaTileGPU(64, 64, 4),
+  scores=DeltaTileGPU(64, 64, 4, 2),
+  fwd=DeltaTileGPU(64, 32, 4, 2),
+  states=DeltaTileGPU(64, 64, 4, 2),
+  dstates=DeltaTileGPU(64, 32, 4, 2),
+  full_grads=DeltaTileGPU(64, 64, 8),
+  channels_intra=DeltaTileGPU(32, 32, 4),
+  channels_scores=DeltaTileGPU(64, 64, 4, 2),
+  channels_fwd=DeltaTileGPU(64, 32, 4),
+  channels_dstates=DeltaTileGPU(64, 32, 4),
+  linear_channels_fwd=DeltaTileGPU(64, 32, 4, 2),
+  linear_channels_dstates=DeltaTileGPU(64, 32, 4, 2),
+  channels_dscores=DeltaTileGPU(64, 64, 4, 2),
+  channels_grads=DeltaTileGPU(32, 32, 4),
 )
 B200 = OTHER | {("bfloat16", 64): _B200_BF16, ("bfloat16", 128): _B200_BF16}
-# By a part of the name that jax gives a GPU.
+# Substring of JAX's device kind -> table.
 TILES = {"A100": A100, "H100": H100, "H200": H100, "B200": B200}
-# Six products per float32 product: at chunk 64 the backward spills kilobytes.
+# float32 takes six bfloat16 matmuls: with chunks of 64 the backward pass spills kilobytes.
 MAX_CHUNK = {"bfloat16": 64, "float32": 32}
 
 
-def tile_for(kernel, k, full=False, erases=True, channels=False):
-  """The tile of a kernel for keys k [B L H dk], dk a power of two: as measured here, or the chip's.
+def tile_for(kernel, k, gated=False, delta_rule=True, per_channel=False):
+  """Return the tile of a kernel: measured on this machine, else from the chip's table, else OTHER.
 
-  A GPU that has neither takes OTHER, and a warning says so once.
+  The use of OTHER for a known GPU logs one warning.
 
   Args:
-    full: with gates, whose decays take registers; tiles "full_..." are for these.
-    erases: the delta rule; tiles "linear_..." are for linear attention.
-    channels: with gates of key channels, for which tiles "channels_..." are.
+    k: keys [B L H dk], dk a power of two.
+    gated: with per-head gates, whose decays take registers; prefers tiles named "full_...".
+    delta_rule: False for linear attention, which prefers tiles named "linear_...".
+    per_channel: with per-channel gates, which prefer tiles named "channels_...".
   """
   key = _key(k.dtype.name, k.shape[-1])
   table = table_for(gpu.device_kind())[key]
-  kinds = ["linear_"] * (not erases) + ["full_"] * full
-  if channels:
-    kinds = ["linear_channels_"] * (not erases) + ["channels_"]
+  kinds = ["linear_"] * (not delta_rule) + ["full_"] * gated
+  if per_channel:
+    kinds = ["linear_channels_"] * (not delta_rule) + ["channels_"]
   name = next((kind + kernel for kind in kinds if kind + kernel in table), kernel)
   measured = measured_tiles.find(name, *key)
-  return Tile(*measured) if measured else table[name]
+  return DeltaTileGPU(*measured) if measured else table[name]
 
 
 def scores_in_place(k):
-  """Whether kernels that carry a state compute the scores of a chunk, without gates, themselves.
+  """Return whether, without gates, the kernels that carry a state compute the scores themselves.
 
-  They need q and k anyway: P is neither written nor read, and q not read for it. H100, d = 128: as
-  many blocks and barriers as with a P that is loaded (169 registers for 110 in `fwd`, 168 for 94 in
-  `dstates`). On A100 280 and 144 bytes would spill, on B200 `fwd` has 125 barriers for 68, and at
-  d = 256 328 bytes spill on H100.
+  They load q and k anyway: P is never materialized, and `intra` does not read q. On H100 with
+  d = 128, occupancy and barriers are the same as with a loaded P (169 instead of 110 registers in
+  `fwd`, 168 instead of 94 in `dstates`). On A100 280 and 144 bytes would spill, on B200 `fwd` would
+  have 125 instead of 68 barriers, and with d = 256 328 bytes would spill on H100.
   """
   dtype, size = _key(k.dtype.name, k.shape[-1])
   return table_for(gpu.device_kind()) is H100 and dtype == "bfloat16" and size <= 128
 
 
-# What the delta rule runs on them: the time of another kernel's tile would be noise.
-_OF_PLAIN_INPUTS = ("intra", "fwd", "states", "dstates", "grads")
+# Kernels that the delta rule without gates runs. Times of other kernels' tiles would be noise.
+_KERNELS_WITHOUT_GATES = ("intra", "fwd", "states", "dstates", "grads")
 
 
 def alternatives(dtype, dk):
-  """Kernel -> the tile that `experiments.device_check` times beside its own, for plain inputs.
+  """Return kernel -> alternative tile, for `experiments.device_check` to time; without gates.
 
-  For a chip with a table that of OTHER, for others H100's.
+  The tiles of OTHER for a chip with a table, else those of H100.
   """
   own, key = table_for(gpu.device_kind()), _key(dtype, dk)
   others = (H100 if own is OTHER else OTHER)[key]
   return {
     kernel: tile
     for kernel, tile in others.items()
-    if tile != own[key].get(kernel) and kernel in _OF_PLAIN_INPUTS
+    if tile != own[key].get(kernel) and kernel in _KERNELS_WITHOUT_GATES
   }
 
 
@@ -188,21 +191,25 @@ def _key(dtype, dk):
 
 @functools.cache
 def table_for(device_kind):
-  """The tiles of the GPU that jax calls so, None if it is not known."""
+  """Return the table for JAX's name of a GPU; OTHER, with a warning, if it has none.
+
+  Args:
+    device_kind: None if the GPU is unknown at trace time; no warning.
+  """
   for name, table in TILES.items():
     if name in (device_kind or ""):
       return table
   if device_kind is not None:
     logging.getLogger(__name__).warning(
-      "No tiles were chosen for %s: the delta rule's kernels take careful ones."
-      " `python -m experiments.device_check` measures its own.",
+      "No tile sizes are known for %s: the delta-rule kernels use conservative defaults."
+      " Run `python -m experiments.device_check` to measure and cache tiles for this GPU.",
       device_kind,
     )
   return OTHER
 
 
 def clamp_chunk(chunk, dtype):
-  """The chunk that was asked for, 64 if None, or the largest that does not spill for the dtype."""
+  """Return `chunk` (64 if None), at most the largest that does not spill for the dtype."""
   return min(chunk or 64, MAX_CHUNK[jnp.dtype(dtype).name])
 
 
@@ -211,31 +218,28 @@ def _power_of_two(size):
 
 
 def prepare(q, k, v, beta, g, S0, segment_ids, chunk):
-  """Pads to whole chunks and power-of-two head sizes; numbers the segments of a row from 0."""
+  """Pad to full chunks and power-of-two head sizes; number the segments of each sequence from 0.
+
+  Returns:
+    q, k, v, beta, g, segments, S0.
+  """
   if chunk & (chunk - 1) or chunk < 16:
-    raise ValueError(f"chunk must be a power of two of at least 16, got {chunk}")
+    raise ValueError(f"chunk is {chunk}, expected a power of two >= 16.")
   L = round_up(q.shape[1], chunk)
   pk, pv = _power_of_two(k.shape[3]), _power_of_two(v.shape[3])
   q, k = (pad_axis(pad_axis(x, 1, L), 3, pk) for x in (q, k))
   v = pad_axis(pad_axis(v, 1, L), 3, pv)
   beta = None if beta is None else pad_axis(beta, 1, L)
   if g is not None and g.ndim == 4:
-    # The kernels raise it themselves: a raised g would be kept, as large as two k of bfloat16.
+    # The kernels clamp it: a clamped copy would be a residual twice the size of a bfloat16 k.
     g = pad_axis(pad_axis(g, 1, L), 3, pk)
   elif g is not None:
     g = pad_axis(jnp.maximum(g, FAR_BELOW), 1, L)
   S0 = None if S0 is None else pad_axis(pad_axis(S0.astype(F32), 2, pk), 3, pv)
   segments = None
   if segment_ids is not None:
-    # Counted where the id changes: one that comes back later is a new segment.
+    # Count changes of the id: an id that occurs again later is a new segment.
     change = (segment_ids[:, 1:] != segment_ids[:, :-1]).astype(jnp.int32)
     segments = jnp.cumsum(jnp.pad(change, ((0, 0), (1, 0))), axis=1)
     segments = pad_axis(segments, 1, L, "edge")
   return q, k, v, beta, g, segments, S0
-
-
-def call(kernel, body, args, out_shape, *, grid, tile, interpret, erases=True):
-  """`gpu.call` of a kernel of the rule, with its tile."""
-  name = f"{'delta_rule' if erases else 'linear_attention'}_{kernel}"
-  how = dict(grid=grid, warps=tile.warps, stages=tile.stages, interpret=interpret)
-  return gpu.call(body, name, args, out_shape, **how)

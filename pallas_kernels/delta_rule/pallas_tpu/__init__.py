@@ -1,1 +1,1 @@
-"""implementation="pallas_tpu": the delta rule for TPUs, in Pallas (Mosaic lowering)."""
+"""Delta rule and linear attention kernels for TPU, in Pallas (Mosaic lowering)."""

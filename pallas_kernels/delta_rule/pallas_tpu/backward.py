@@ -1,10 +1,13 @@
-"""Backward on TPU: one kernel walks the chunks from the last to the first.
+"""Backward kernel on TPU: walks the chunks from the last to the first.
 
-It reads the inputs, the gradient of o and what the forward saved per chunk: the state before it
-and, of the delta rule, X = (I + A)^-1. Scores and R are computed again. dS stays in VMEM.
+It reads the inputs, the gradient of o and the residuals of each chunk: the state before it and, for
+the delta rule, X = (I + A)^-1. Scores and R are recomputed. dS stays in VMEM.
+
+Lists have one entry per state of the program.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,199 +15,330 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.tiling import SUBLANES
-from pallas_kernels.delta_rule.pallas_tpu.channels import sums_from
-from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, as_columns, as_rows
+from pallas_kernels.delta_rule.pallas_tpu.decay import (
+  Decays,
+  columns_to_rows,
+  load_decays,
+  rows_to_columns,
+  scaled,
+)
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse
-from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
-from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, NT, TN, matmul
+from pallas_kernels.delta_rule.pallas_tpu.per_channel_gate import reverse_cumsum
+from pallas_kernels.delta_rule.pallas_tpu.tiles import DeltaTileTPU, block_specs, compiler_params
+
+Arrays = list[jax.Array]
+
+
+class _Chunk(NamedTuple):
+  """Inputs and decays of one chunk."""
+
+  tile: DeltaTileTPU
+  decays: Decays
+  D: list  # score factors of per-head gates, or Nones
+  start: list  # carry factors, or Nones
+  end: list
+  total: list
+  Q: Arrays
+  K: Arrays
+  V: Arrays
+  dO: Arrays  # gradient of o, times its scale
+  S: Arrays  # state before the chunk, in the inputs' dtype
+  dS: Arrays  # gradient of the state after the chunk, float32
+  dS_cast: Arrays  # dS in the inputs' dtype
+
+  # Per-head factors scale rows of matmuls with the state. Per-channel ones scale q and k instead.
+  @property
+  def row_start(self):
+    return [None] if self.tile.per_channel else self.start
+
+  @property
+  def row_end(self):
+    return [None] if self.tile.per_channel else self.end
+
+
+class _Recomputed(NamedTuple):
+  """Values of the forward pass. Those of the delta rule are None for linear attention."""
+
+  Q_read: Arrays  # queries and keys as they multiply the state before the chunk
+  K_read: Arrays
+  K_write: Arrays  # keys as they are written to the state after the chunk
+  P: Arrays  # masked and decayed scores Q K^T
+  R: Arrays  # values written to the state: X (beta Z), for linear attention V
+  beta: Arrays | None
+  KK: Arrays | None  # scores K K^T
+  X: list[Inverse] | None
+  Z: Arrays | None  # V - K S, the values before the correction matrix
+
+
+class _ValueGradients(NamedTuple):
+  """Gradients of V and of Y = beta Z. For linear attention only V is set."""
+
+  V: Arrays  # float32
+  V_cast: Arrays | None  # in the inputs' dtype
+  Y: Arrays | None  # float32
+  Y_cast: Arrays | None
+  Y_residual: list  # digits of Y below float32, or Nones
+
+
+class _KeyGradients(NamedTuple):
+  """Gradients of keys by their role."""
+
+  write: Arrays  # written to the state for later chunks
+  score: Arrays  # right operand of Q K^T and K K^T, read by later tokens of the chunk
+  correction: Arrays | None  # left operand of K K^T and K S, the delta-rule correction at its token
 
 
 def _body(*refs, tile):
   # q, k [sequences, C, key_heads*dk]; v, do [sequences, C, heads*dv]; rows [rows, C];
   # S [sequences, heads, dk, dv]; X [sequences, heads, C, C]
   q_ref, k_ref, v_ref, do_ref, dS_last_ref, S_ref, *refs = refs
-  X_ref = refs.pop(0) if tile.erases else None
-  rows_ref = refs.pop(0) if tile.rows else None
-  gate_ref = refs.pop(0) if tile.channels else None
+  X_ref = refs.pop(0) if tile.delta_rule else None
+  rows_ref = refs.pop(0) if tile.row_count else None
+  gate_ref = refs.pop(0) if tile.per_channel else None
   dq_ref, dk_ref, dv_ref, dS_ref, *refs = refs
-  key, dtype = tile.key, k_ref.dtype
-  each = lambda f: [f(u) for u in range(tile.states)]
-  keys = lambda f: [f(i) for i in range(tile.keys)]
+  drows_ref = refs.pop(0) if tile.delta_rule or tile.gate_rows else None
+  dgate_ref = refs.pop(0) if tile.per_channel else None
 
   @pl.when(pl.program_id(2) == 0)
   def _():
     dS_ref[...] = dS_last_ref[...]
 
-  decays = Decays(tile, rows_ref, gate_ref)
-  cast = lambda x: [y.astype(dtype) for y in x]
-  carry = each(decays.carry)
-  D = each(decays.scores)
-  # A factor of carry[u], or nothing to multiply by. Of tokens it stands beside their products with
-  # the state; that of channels inside, beside queries and keys.
-  times = lambda x, i: x if carry[0] is None else each(lambda u: x[u] * carry[u][i])
-  after = lambda x, i: x if tile.channels else times(x, i)
+  decays = load_decays(tile, rows_ref, gate_ref)
+  c, Q_keys, K_keys = _load_chunk(tile, decays, q_ref, k_ref, v_ref, do_ref, S_ref, dS_ref)
+  f = _recompute(c, Q_keys, K_keys, X_ref)
+  states = range(tile.states)
 
-  Q = keys(lambda i: q_ref[tile.keys_at(i)])
-  K = keys(lambda i: k_ref[tile.keys_at(i)])
-  V = each(lambda u: v_ref[tile.values_at(u)])
-  dO = each(lambda u: do_ref[tile.values_at(u)])
+  d = _value_gradients(c, f)
+  dO_state = c.dO
+  if c.row_start[0] is not None:
+    dO_state = _cast(scaled([x.astype(F32) for x in c.dO], c.row_start), c)
+
+  # Gradients of the scores, then of queries and keys.
+  dP = [matmul(do, r, NT) for do, r in zip(c.dO, f.R)]
+  dKK = dKK_raw = None
+  if tile.delta_rule:
+    dA = [-matmul(dy, r, NT) for dy, r in zip(d.Y_cast, f.R)]
+    dKK_raw = [decays.strict(u, dA[u], c.D[u]) for u in states]
+    dKK = [x * beta for x, beta in zip(dKK_raw, f.beta)]
+  of_queries = _query_gradients_per_channel if tile.per_channel else _query_gradients
+  dQ, dK_score = of_queries(c, f, dP, dO_state)
+  dK_write = scaled([matmul(r, ds, NT) for r, ds in zip(f.R, c.dS_cast)], c.end)
+  dK_correction, dV_state = None, None
+  if tile.delta_rule:
+    of_keys = _correction_gradients_per_channel if tile.per_channel else _correction_gradients
+    dK_correction, dK_score, dV_state = of_keys(c, f, d, dKK, dK_score)
+  dK_parts = _KeyGradients(dK_write, dK_score, dK_correction)
+  dK = [write + score for write, score in zip(dK_write, dK_score)]
+  if tile.delta_rule:
+    dK = [correction + x for correction, x in zip(dK_correction, dK)]
+
+  for i in range(tile.key_count):
+    own = [u for u in states if tile.key_of(u) == i]
+    dq_ref[tile.key_slice(i)] = sum(dQ[u] for u in own).astype(dq_ref.dtype)
+    dk_ref[tile.key_slice(i)] = sum(dK[u] for u in own).astype(dk_ref.dtype)
+  for u in states:
+    dv_ref[tile.value_slice(u)] = d.V[u].astype(dv_ref.dtype)
+  dbeta = []
+  if tile.delta_rule:
+    dbeta = [_row_sums(d.Y[u] * f.Z[u], dKK_raw[u] * f.KK[u]) for u in states]
+  if drows_ref is not None:
+    drows_ref[...] = _row_gradients(c, dQ, dK_parts, dbeta)
+  if tile.per_channel:
+    _store_channel_gate_gradients(dgate_ref, c, dQ, dK_parts)
+    dS = scaled(c.dS, rows_to_columns(c.total))
+  else:
+    dS = scaled(c.dS, c.total)
+
+  # Gradient of the state before the chunk.
+  residual = d.Y_residual
+  if residual[0] is not None:
+    residual = scaled([x * beta for x, beta in zip(residual, f.beta)], c.row_start)
+  for u in states:
+    dS_u = dS[u] + matmul(f.Q_read[u], dO_state[u], TN)
+    if tile.delta_rule:
+      dS_u = dS_u - matmul(f.K_read[u], dV_state[u], TN, residual=residual[u])
+    dS_ref[tile.state_index(u)] = dS_u
+
+
+def _cast(x, c):
+  """Return the arrays x in the inputs' dtype."""
+  return [y.astype(c.K[0].dtype) for y in x]
+
+
+def _load_chunk(tile, decays, q_ref, k_ref, v_ref, do_ref, S_ref, dS_ref):
+  """Return the `_Chunk`, and its queries and keys per key head."""
+  states, dtype = range(tile.states), k_ref.dtype
+  start, end, total = zip(*[decays.carry_factors(u) for u in states])
+  D = [decays.score_factors(u) for u in states]
+  Q = [q_ref[tile.key_slice(i)] for i in range(tile.key_count)]
+  K = [k_ref[tile.key_slice(i)] for i in range(tile.key_count)]
+  V = [v_ref[tile.value_slice(u)] for u in states]
+  dO = [do_ref[tile.value_slice(u)] for u in states]
   if tile.scale != 1.0:
-    dO = cast([x.astype(F32) * tile.scale for x in dO])
-  S = each(lambda u: S_ref[tile.state_at(u)])
-  dS = each(lambda u: dS_ref[tile.state_at(u)])
-  dSd = cast(dS)
+    dO = [x.astype(dtype) for x in [x.astype(F32) * tile.scale for x in dO]]
+  S = [S_ref[tile.state_index(u)] for u in states]
+  dS = [dS_ref[tile.state_index(u)] for u in states]
+  dSd = [x.astype(dtype) for x in dS]
+  Qs, Ks = ([x[tile.key_of(u)] for u in states] for x in (Q, K))
+  return _Chunk(tile, decays, D, start, end, total, Qs, Ks, V, dO, S, dS, dSd), Q, K
 
-  Qs, Ks = (each(lambda u: x[key(u)]) for x in (Q, K))
-  wide = lambda x: [y.astype(F32) for y in x]
-  Q_into, K_into, K_out = Qs, Ks, Ks
-  if tile.channels:
-    Q_into, K_into, K_out = (cast(times(wide(x), i)) for x, i in ((Qs, 0), (Ks, 0), (Ks, 1)))
-  if tile.erases:
-    beta = each(decays.beta)
-    if tile.channels:
-      KK = each(lambda u: decays.strict(u, decays.channels[u].scores(Ks[u], Ks[u]), None))
-      A = missing = [None] * tile.states
-    else:
-      KK, missing = (each(lambda u: x[key(u)]) for x in zip(*keys(lambda i: gram(K[i]))))
-      erase = lambda x: each(lambda u: decays.erase(u, x[u], D[u]))
-      A = erase(KK) if dtype == F32 else [None] * tile.states
-      missing = erase(missing)
-    X = each(lambda u: Inverse.of(X_ref[tile.state_at(u)], A[u], missing[u]))
-  if tile.channels:
-    QK = each(lambda u: decays.channels[u].scores(Qs[u], Ks[u]))
+
+def _recompute(c, Q_keys, K_keys, X_ref) -> _Recomputed:
+  tile, decays, states = c.tile, c.decays, range(c.tile.states)
+  Q_read, K_read, K_write = c.Q, c.K, c.K
+  if tile.per_channel:
+    decayed = lambda x, factors: _cast(scaled([y.astype(F32) for y in x], factors), c)
+    Q_read, K_read, K_write = decayed(c.Q, c.start), decayed(c.K, c.start), decayed(c.K, c.end)
+  beta = KK = X = Z = None
+  if tile.delta_rule:
+    beta = [decays.beta(u) for u in states]
+    KK, X = _load_inverse(c, K_keys, X_ref)
+  QK = decays.query_scores(Q_keys, K_keys)
+  P = [decays.lower(u, QK[u], c.D[u]).astype(c.K[0].dtype) for u in states]
+  R = c.V
+  if tile.delta_rule:
+    KS = scaled([matmul(k, s) for k, s in zip(K_read, c.S)], c.row_start)
+    Z = [v.astype(F32) - ks for v, ks in zip(c.V, KS)]
+    R = _cast([X[u].times((Z[u] * beta[u]).astype(c.K[0].dtype))[0] for u in states], c)
+  return _Recomputed(Q_read, K_read, K_write, P, R, beta, KK, X, Z)
+
+
+def _load_inverse(c, K_keys, X_ref):
+  """Return K K^T and X = (I + A)^-1, for float32 with its residual."""
+  decays, states, none = c.decays, range(c.tile.states), [None] * c.tile.states
+  A = A_errors = none
+  if c.tile.per_channel:
+    # Masked here: scores above the diagonal are undefined.
+    KK = [decays.strict(u, decays.gates[u].scores(c.K[u], c.K[u]), None) for u in states]
   else:
-    QK = keys(lambda i: matmul(Q[i], K[i], NT))
-    QK = each(lambda u: QK[key(u)])
-  P = each(lambda u: decays.lower(u, QK[u], D[u]).astype(dtype))
-  R = V
-  if tile.erases:
-    KS = after(each(lambda u: matmul(K_into[u], S[u])), 0)
-    Z = each(lambda u: V[u].astype(F32) - KS[u])
-    R = cast(each(lambda u: X[u].times((Z[u] * beta[u]).astype(dtype))[0]))
-  KdS = after(each(lambda u: matmul(K_out[u], dSd[u])), 1)
-  dV = each(lambda u: matmul(P[u], dO[u], TN) + KdS[u])
-  if tile.erases:
-    dR = cast(dV)
-    dY, rest = zip(*each(lambda u: X[u].times(dR[u], TN)))
-    dV = each(lambda u: dY[u] * beta[u])
-    dVd, dYd = cast(dV), cast(dY)
-  dO_state = dO if tile.channels or carry[0] is None else cast(times(wide(dO), 0))
-  # The gradients of what queries and keys meet: Q K^T, then the state.
-  dP = each(lambda u: matmul(dO[u], R[u], NT))
-  if tile.erases:
-    dA = each(lambda u: -matmul(dYd[u], R[u], NT))
-    L = each(lambda u: decays.strict(u, dA[u], D[u]))
-    dKK = each(lambda u: L[u] * beta[u])
-  if tile.channels:
-    dP = each(lambda u: decays.with_transpose(u, dP[u], matmul(R[u], dO[u], NT)).astype(dtype))
-    dQ, dK_met = zip(*each(lambda u: decays.channels[u].score_gradients(Qs[u], Ks[u], dP[u])))
-    dQ_state = times(each(lambda u: matmul(dO[u], S[u], NT)), 0)
-    dQ = each(lambda u: dQ_state[u] + dQ[u])
-  else:
-    dQKd = cast(each(lambda u: decays.lower(u, dP[u], D[u])))
-    dQ = each(lambda u: matmul(dO_state[u], S[u], NT) + matmul(dQKd[u], Ks[u]))
-    dK_met = each(lambda u: matmul(dQKd[u], Qs[u], TN))
-  # A key is written for later tokens, is met by them, and erases at its own.
-  dK_write = times(each(lambda u: matmul(R[u], dSd[u], NT)), 1)
-  dK_erase = None
-  if tile.erases:
-    if tile.channels:
-      dV_state = dVd
-      turned = each(lambda u: -matmul(R[u], dYd[u], NT) * decays.row[u : u + 1])
-      dKK = each(lambda u: decays.with_transpose(u, dKK[u], turned[u]).astype(dtype))
-      dK_erase, met = zip(*each(lambda u: decays.channels[u].score_gradients(Ks[u], Ks[u], dKK[u])))
-      dK_state = times(each(lambda u: matmul(dVd[u], S[u], NT)), 0)
-      dK_erase = each(lambda u: dK_erase[u] - dK_state[u])
-      dK_met = each(lambda u: dK_met[u] + met[u])
-    else:
-      dKKd = cast(dKK)
-      dV_state = dVd if carry[0] is None else cast(times(dV, 0))
-      dK_met = each(lambda u: dK_met[u] + matmul(dKKd[u], Ks[u], TN))
-      dK_erase = each(lambda u: matmul(dKKd[u], Ks[u]) - matmul(dV_state[u], S[u], NT))
-  dK = each(lambda u: dK_write[u] + dK_met[u])
-  if tile.erases:
-    dK = each(lambda u: dK_erase[u] + dK[u])
-  for i in range(tile.keys):
-    own = [u for u in range(tile.states) if key(u) == i]
-    dq_ref[tile.keys_at(i)] = sum(dQ[u] for u in own).astype(dq_ref.dtype)
-    dk_ref[tile.keys_at(i)] = sum(dK[u] for u in own).astype(dk_ref.dtype)
+    KK, errors = decays.key_scores(K_keys)
+    if c.K[0].dtype == F32:
+      A = [decays.correction_matrix(u, KK[u], c.D[u]) for u in states]
+      A_errors = [decays.correction_matrix(u, errors[u], c.D[u]) for u in states]
+  X = [Inverse.refine(X_ref[c.tile.state_index(u)], A[u], A_errors[u]) for u in states]
+  return KK, X
+
+
+def _value_gradients(c, f) -> _ValueGradients:
+  KdS = scaled([matmul(k, ds) for k, ds in zip(f.K_write, c.dS_cast)], c.row_end)
+  dR = [matmul(p, do, TN) + kds for p, do, kds in zip(f.P, c.dO, KdS)]
+  if not c.tile.delta_rule:
+    return _ValueGradients(dR, None, None, None, [None])
+  dY, residual = zip(*[x.times(dr, TN) for x, dr in zip(f.X, _cast(dR, c))])
+  dV = [dy * beta for dy, beta in zip(dY, f.beta)]
+  return _ValueGradients(dV, _cast(dV, c), dY, _cast(dY, c), residual)
+
+
+def _query_gradients(c, f, dP, dO_state):
+  """Return dQ and the gradient of keys in Q K^T, without gates or with per-head gates."""
+  dQK = _cast([c.decays.lower(u, x, D) for u, (x, D) in enumerate(zip(dP, c.D))], c)
+  dQ = [matmul(do, s, NT) + matmul(dqk, k) for do, s, dqk, k in zip(dO_state, c.S, dQK, c.K)]
+  return dQ, [matmul(dqk, q, TN) for dqk, q in zip(dQK, c.Q)]
+
+
+def _query_gradients_per_channel(c, f, dP, dO_state):
+  """Return dQ and the gradient of keys in Q K^T, with per-channel gates."""
+  states, decays, dtype = range(c.tile.states), c.decays, c.K[0].dtype
+  dP = [decays.with_transpose(u, dP[u], matmul(f.R[u], c.dO[u], NT)).astype(dtype) for u in states]
+  grads = [decays.gates[u].score_gradients(c.Q[u], c.K[u], dP[u]) for u in states]
+  dQ, dK_score = zip(*grads)
+  dQ_state = scaled([matmul(do, s, NT) for do, s in zip(dO_state, c.S)], c.start)
+  return [x + y for x, y in zip(dQ_state, dQ)], dK_score
+
+
+def _correction_gradients(c, f, d, dKK, dK_score):
+  """Return dK of the correction, dK_score with K K^T added, and dV as it multiplies the state."""
+  dKK = _cast(dKK, c)
+  dV_state = d.V_cast if c.row_start[0] is None else _cast(scaled(d.V, c.row_start), c)
+  dK_score = [x + matmul(dkk, k, TN) for x, dkk, k in zip(dK_score, dKK, c.K)]
+  dK_correction = [
+    matmul(dkk, k) - matmul(dv, s, NT) for dkk, k, dv, s in zip(dKK, c.K, dV_state, c.S)
+  ]
+  return dK_correction, dK_score, dV_state
+
+
+def _correction_gradients_per_channel(c, f, d, dKK, dK_score):
+  """Return the same as `_correction_gradients`, with per-channel gates."""
+  states, decays, dtype = range(c.tile.states), c.decays, c.K[0].dtype
+  transposed = [-matmul(f.R[u], d.Y_cast[u], NT) * decays.row[u : u + 1] for u in states]
+  dKK = [decays.with_transpose(u, dKK[u], transposed[u]).astype(dtype) for u in states]
+  grads = [decays.gates[u].score_gradients(c.K[u], c.K[u], dKK[u]) for u in states]
+  dK_correction, dK_right = zip(*grads)
+  dK_state = scaled([matmul(dv, s, NT) for dv, s in zip(d.V_cast, c.S)], c.start)
+  dK_correction = [x - y for x, y in zip(dK_correction, dK_state)]
+  dK_score = [x + y for x, y in zip(dK_score, dK_right)]
+  return dK_correction, dK_score, d.V_cast
+
+
+def _log_decay_gradient(c, u, dQ, dK):
+  """Return the gradient of b, and what is added to its last row: by written keys, by the state.
+
+  q_i and the correcting k_i have a factor e^{b_i}, the k_j that they multiply e^{-b_j}, and the
+  written k_i has e^{b_C - b_i}: the terms of the last token in b_i and in b_C cancel. They are left
+  out, because their rounding error would dominate small gradients.
+  """
+  q, k, write = c.Q[u].astype(F32), c.K[u].astype(F32), _without_last_row(dK.write[u])
+  of_key = write + dK.score[u]
+  of_key = dK.correction[u] - of_key if c.tile.delta_rule else -of_key
+  return q * dQ[u] + k * of_key, k * write, c.dS[u] * c.S[u].astype(F32)
+
+
+def _row_gradients(c, dQ, dK, dbeta):
+  """Return [rows, C]: dbeta (columns [C, 1]), then gradients of cumulative per-head log decays."""
+  tile = c.tile
+  if not tile.gate_rows:
+    return columns_to_rows(dbeta)
+  columns, last = list(dbeta), []
   for u in range(tile.states):
-    dv_ref[tile.values_at(u)] = dV[u].astype(dv_ref.dtype)
-
-  columns, ends = [], []
-  if tile.erases:
-    columns += each(lambda u: lane_sums(dY[u] * Z[u], L[u] * KK[u]))
-
-  def gate_gradient(u):
-    """That of b, and what belongs to the last one of them: by written keys, by the state."""
-    # q_i and the erasing k_i stand beside e^{b_i}, the k_j that they meet beside e^{-b_j}, and the
-    # written k_i beside e^{b_C - b_i}: the last one's terms in b_i and in b_C cancel. Kept, their
-    # rounding would drown small gradients.
-    q, k, write = Qs[u].astype(F32), Ks[u].astype(F32), without_last(dK_write[u])
-    of_key = write + dK_met[u]
-    of_key = dK_erase[u] - of_key if tile.erases else -of_key
-    return q * dQ[u] + k * of_key, k * write, dS[u] * S[u].astype(F32)
-
-  if tile.gates:
-    for u in range(tile.states):
-      db, written, state = gate_gradient(u)
-      columns.append(jnp.sum(db, axis=1, keepdims=True))
-      ends.append(total(written) + total(state) * carry[u][2])
-  if columns:
-    drows_ref, *refs = refs
-    drows = as_rows(columns)
-    if ends:
-      ends = jnp.concatenate(ends, axis=0)
-      at_end = lax.broadcasted_iota(jnp.int32, drows.shape, 1) == tile.chunk - 1
-      if tile.erases:
-        ends = jnp.concatenate([jnp.zeros_like(ends), ends], axis=0)
-      drows = drows + jnp.where(at_end, ends, 0.0)
-    drows_ref[...] = drows
-  kept = dS if tile.channels else times(dS, 2)
-  if tile.channels:
-    db, written, state = zip(*each(gate_gradient))
-    state = as_rows([jnp.sum(x, axis=1, keepdims=True) for x in state])
-    at_end = lax.broadcasted_iota(jnp.int32, db[0].shape, 0) == tile.chunk - 1
-    for u in range(tile.states):
-      end = jnp.sum(written[u], axis=0, keepdims=True) + state[u : u + 1] * carry[u][2]
-      refs[0][tile.gates_at(u)] = sums_from(db[u] + jnp.where(at_end, end, 0.0))
-    whole = as_columns(each(lambda u: carry[u][2]))
-    kept = each(lambda u: dS[u] * whole[u])
-  if tile.erases and rest[0] is not None:
-    rest = times(each(lambda u: rest[u] * beta[u]), 0)
-  for u in range(tile.states):
-    dS_u = kept[u] + matmul(Q_into[u], dO_state[u], TN)
-    if tile.erases:
-      dS_u = dS_u - matmul(K_into[u], dV_state[u], TN, rest=rest[u])
-    dS_ref[tile.state_at(u)] = dS_u
+    db, written, state = _log_decay_gradient(c, u, dQ, dK)
+    columns.append(jnp.sum(db, axis=1, keepdims=True))
+    last.append(_total(written) + _total(state) * c.total[u])
+  drows = columns_to_rows(columns)
+  last = jnp.concatenate(last, axis=0)
+  is_last = lax.broadcasted_iota(jnp.int32, drows.shape, 1) == tile.chunk - 1
+  if tile.delta_rule:
+    last = jnp.concatenate([jnp.zeros_like(last), last], axis=0)
+  return drows + jnp.where(is_last, last, 0.0)
 
 
-def lane_sums(x, y):
-  """The sums of the rows of x and y: [C, 1]; where their lanes match, of x + y at once."""
+def _store_channel_gate_gradients(dgate_ref, c, dQ, dK):
+  """Store the gradients of per-channel log decays g, reverse cumulative sums of those of b."""
+  tile, states = c.tile, range(c.tile.states)
+  db, written, state = zip(*[_log_decay_gradient(c, u, dQ, dK) for u in states])
+  state = columns_to_rows([jnp.sum(x, axis=1, keepdims=True) for x in state])
+  is_last = lax.broadcasted_iota(jnp.int32, db[0].shape, 0) == tile.chunk - 1
+  for u in states:
+    last = jnp.sum(written[u], axis=0, keepdims=True) + state[u : u + 1] * c.total[u]
+    dgate_ref[tile.gate_slice(u)] = reverse_cumsum(db[u] + jnp.where(is_last, last, 0.0))
+
+
+def _row_sums(x, y):
+  """Return the row sums of x and y, [C, 1]; of x + y at once if their shapes match."""
   if x.shape == y.shape:
     return jnp.sum(x + y, axis=1, keepdims=True)
   return jnp.sum(x, axis=1, keepdims=True) + jnp.sum(y, axis=1, keepdims=True)
 
 
-def without_last(x):
-  """x with zeros in its last row."""
+def _without_last_row(x):
+  """Return x with zeros in its last row."""
   head, tail = x[:-SUBLANES], x[-SUBLANES:]
   last = lax.broadcasted_iota(jnp.int32, tail.shape, 0) == SUBLANES - 1
   return jnp.concatenate([head, jnp.where(last, 0.0, tail)], axis=0)
 
 
-def total(x):
-  """The sum of all of x, [1, 1]: rows first, which needs no lane to meet another."""
+def _total(x):
+  """Return the sum of x, [1, 1]: over rows first, which needs no cross-lane operations."""
   return jnp.sum(jnp.sum(x, axis=0, keepdims=True), axis=1, keepdims=True)
 
 
 def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
-  """dq, dk, dv, dS0, drows, dgate from the forward's inputs, what it saved, gradients of o and S.
+  """Return dq, dk, dv, dS0, drows, dgate from the forward's inputs, residuals, and do, dS.
 
-  Where J programs share key heads, dq and dk are [B, L, J*key_heads*dk] float32 parts to be summed.
-  drows is [B/sequences, N, J, rows, C]: dbeta of the delta rule, then with gates the gradient of
-  the cumulative log decay, a row for each state; None if there is neither. dgate is that of the log
-  decays of channels, or None.
+  If J programs share key heads, dq and dk are [B, L, J*key_heads*dk] float32 partial sums. drows is
+  [B/sequences, N, J, rows, C]: dbeta (delta rule only), then with per-head gates the gradient of
+  the cumulative log decay, one row per state; None if there is neither. dgate is the gradient of
+  the per-channel log decays, or None.
   """
   B, L, _ = q.shape
   J, N = v.shape[2] // (tile.heads * tile.dv), L // tile.chunk
@@ -214,11 +348,11 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
   dkey = jax.ShapeDtypeStruct((B, L, J * tile.key_heads * tile.dk), F32 if shared else q.dtype)
   args = [q, k, v, do, dS, states]
   in_specs = [spec[x] for x in ("key", "key", "value", "value", "state", "states")]
-  if tile.erases:
+  if tile.delta_rule:
     args, in_specs = [*args, X], [*in_specs, spec["X"]]
-  if tile.rows:
+  if tile.row_count:
     args, in_specs = [*args, rows], [*in_specs, spec["rows"]]
-  if tile.channels:
+  if tile.per_channel:
     args, in_specs = [*args, gate], [*in_specs, spec["gate"]]
   out_specs = [spec["dkey"], spec["dkey"], spec["value"], spec["state"]]
   out_shape = [
@@ -227,11 +361,11 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
     jax.ShapeDtypeStruct(v.shape, v.dtype),
     jax.ShapeDtypeStruct(dS.shape, F32),
   ]
-  if drows := (tile.erases + bool(tile.gates)) * tile.states:
+  if drows := (tile.delta_rule + bool(tile.gate_rows)) * tile.states:
     block = (None, None, None, drows, tile.chunk)
     out_specs.append(pl.BlockSpec(block, lambda b, j, n: (b, N - 1 - n, j, 0, 0)))
     out_shape.append(jax.ShapeDtypeStruct((programs, N, J, drows, tile.chunk), F32))
-  if tile.channels:
+  if tile.per_channel:
     out_specs.append(spec["gate"])
     out_shape.append(jax.ShapeDtypeStruct(gate.shape, F32))
   out = pl.pallas_call(
@@ -245,4 +379,4 @@ def backward(q, k, v, rows, gate, states, X, do, dS, *, tile, interpret=False):
     name=f"{tile.name}_bwd",
   )(*args)
   dq, dk, dv, dS0, *rest = out
-  return dq, dk, dv, dS0, rest.pop(0) if drows else None, rest[0] if tile.channels else None
+  return dq, dk, dv, dS0, rest.pop(0) if drows else None, rest[0] if tile.per_channel else None

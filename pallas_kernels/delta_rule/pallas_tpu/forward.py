@@ -1,9 +1,9 @@
-"""Forward on TPU: one kernel reads q, k, v, beta, g and writes o and the last state.
+"""Forward kernel on TPU: reads q, k, v, beta, g and writes o and the final state.
 
-Of the delta rule, and of linear attention, which has no beta and nothing to invert: R is V.
+For the delta rule, and for linear attention, which has no beta and no inverse (R = V).
 
-Grid (batch, head group, chunk); the states of a group stay in VMEM over its chunks. They are worked
-on stage by stage, so that one state's products hide the latency of another's.
+Grid (batch, head group, chunk); the states of a group stay in VMEM over all chunks. All states are
+processed stage by stage, so that the matmuls of one state hide the latency of another's.
 """
 
 import functools
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.delta_rule.pallas_tpu.chunk import Decays, as_columns
+from pallas_kernels.delta_rule.pallas_tpu.decay import load_decays, rows_to_columns, scaled
 from pallas_kernels.delta_rule.pallas_tpu.inverse import Inverse, unit_lower_inverse
-from pallas_kernels.delta_rule.pallas_tpu.products import F32, NT, TN, gram, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import F32, TN, matmul
 from pallas_kernels.delta_rule.pallas_tpu.tiles import block_specs, compiler_params
 
 
@@ -22,8 +22,8 @@ def _body(*refs, tile, with_S0, save):
   # q, k [sequences, C, key_heads*dk]; v, o [sequences, C, heads*dv]; rows [rows, C];
   # S [sequences, heads, dk, dv]; X [sequences, heads, C, C]
   q_ref, k_ref, v_ref, *refs = refs
-  rows_ref = refs.pop(0) if tile.rows else None
-  gate_ref = refs.pop(0) if tile.channels else None
+  rows_ref = refs.pop(0) if tile.row_count else None
+  gate_ref = refs.pop(0) if tile.per_channel else None
   S0_ref = refs.pop(0) if with_S0 else None
   o_ref, S_ref, *saved_refs = refs
 
@@ -31,95 +31,99 @@ def _body(*refs, tile, with_S0, save):
   def _():
     S_ref[...] = S0_ref[...] if with_S0 else jnp.zeros_like(S_ref)
 
-  key, dtype = tile.key, k_ref.dtype
-  decays = Decays(tile, rows_ref, gate_ref)
-  each = lambda f: [f(u) for u in range(tile.states)]
-  keys = lambda f: [f(i) for i in range(tile.keys)]
-  Q = keys(lambda i: q_ref[tile.keys_at(i)])
-  K = keys(lambda i: k_ref[tile.keys_at(i)])
-  D = each(decays.scores)
-  S = each(lambda u: S_ref[tile.state_at(u)])
-  Sd = each(lambda u: S[u].astype(dtype))
-  # Channels decay before they meet the state, tokens after.
-  into = lambda u, x: (x.astype(F32) * decays.channels[u].into).astype(dtype)
-  read = lambda x: each(lambda u: matmul(into(u, x[key(u)]) if tile.channels else x[key(u)], Sd[u]))
-  if tile.erases:
-    if tile.channels:
-      KK = each(lambda u: decays.channels[u].scores(K[key(u)], K[key(u)]))
-      A, missing = each(lambda u: decays.erase(u, KK[u], None)), [None] * tile.states
-    else:
-      KK, missing = zip(*keys(lambda i: gram(K[i])))
-      A = each(lambda u: decays.erase(u, KK[key(u)], D[u]))
-      missing = each(lambda u: decays.erase(u, missing[key(u)], D[u]))
-    # Before the inverse: its substitution leaves the matrix units idle.
-    KS = read(K)
+  states, dtype = range(tile.states), k_ref.dtype
+  decays = load_decays(tile, rows_ref, gate_ref)
+  Q = [q_ref[tile.key_slice(i)] for i in range(tile.key_count)]
+  K = [k_ref[tile.key_slice(i)] for i in range(tile.key_count)]
+  D = [decays.score_factors(u) for u in states]
+  S = [S_ref[tile.state_index(u)] for u in states]
+  S_in = [s.astype(dtype) for s in S]
+
+  if tile.delta_rule:
+    KK, errors = decays.key_scores(K)
+    A = [decays.correction_matrix(u, KK[u], D[u]) for u in states]
+    A_errors = [decays.correction_matrix(u, errors[u], D[u]) for u in states]
+    # Before the inverse, whose substitution leaves the matrix units idle.
+    KS = _read_state(tile, decays, K, S_in)
     X = unit_lower_inverse(A, tile.base, tile.inverse_precision)
-    X = each(lambda u: X[u].astype(dtype))
-    inverse = each(lambda u: Inverse.of(X[u], A[u], missing[u]))
-  if tile.channels:
-    QK = each(lambda u: decays.channels[u].scores(Q[key(u)], K[key(u)]))
-  else:
-    QK = keys(lambda i: matmul(Q[i], K[i], NT))
-    QK = each(lambda u: QK[key(u)])
-  P = each(lambda u: decays.lower(u, QK[u], D[u]).astype(dtype))
-  QS = read(Q)
+    X = [x.astype(dtype) for x in X]
+    inverses = [Inverse.refine(*x) for x in zip(X, A, A_errors)]
+  QK = decays.query_scores(Q, K)
+  P = [decays.lower(u, QK[u], D[u]).astype(dtype) for u in states]
+  QS = _read_state(tile, decays, Q, S_in)
   if save:
-    for u in range(tile.states):
-      saved_refs[0][tile.state_at(u)] = Sd[u]
-      if tile.erases:
-        saved_refs[1][tile.state_at(u)] = X[u]
-  carry = each(decays.carry)
-  carried = (tile.gates or tile.packed) and not tile.channels
-  if carried:
-    QS = each(lambda u: QS[u] * carry[u][0])
-    S = each(lambda u: S[u] * carry[u][2])
-  if tile.channels:
-    whole = as_columns(each(lambda u: carry[u][2]))
-    S = each(lambda u: S[u] * whole[u])
-  if tile.erases:
-    if carried:
-      KS = each(lambda u: KS[u] * carry[u][0])
-    V = each(lambda u: v_ref[tile.values_at(u)].astype(F32))
-    # Y and, in the state, R keep two bfloat16 parts: their rounding is what limits (BUILD_NOTES).
-    Y = each(lambda u: (V[u] - KS[u]) * decays.beta(u))
-    R, rest = zip(*each(lambda u: inverse[u].times(Y[u])))
+    for u in states:
+      saved_refs[0][tile.state_index(u)] = S_in[u]
+      if tile.delta_rule:
+        saved_refs[1][tile.state_index(u)] = X[u]
+
+  start, end, total = zip(*[decays.carry_factors(u) for u in states])
+  K_write = [K[tile.key_of(u)] for u in states]
+  if tile.per_channel:
+    # Already applied by `_read_state`, and applied to K_write below instead of to R.
+    row_start = row_end = [None]
+    S = scaled(S, rows_to_columns(total))
   else:
-    R, rest = each(lambda u: v_ref[tile.values_at(u)]), [None] * tile.states
-  Rd = each(lambda u: R[u].astype(dtype))
-  written, written_rest, writing = R, rest, each(lambda u: K[key(u)])
-  if carried:
-    written = each(lambda u: R[u].astype(F32) * carry[u][1])
-  if not tile.erases:
-    written = each(lambda u: written[u].astype(dtype))
-  if carried and rest[0] is not None:
-    written_rest = each(lambda u: rest[u] * carry[u][1])
-  if tile.channels:
-    writing = each(lambda u: (K[key(u)].astype(F32) * carry[u][1]).astype(dtype))
-  for u in range(tile.states):
-    O = QS[u] + matmul(P[u], Rd[u], rest=rest[u])
+    row_start, row_end = start, end
+    QS = scaled(QS, row_start)
+    S = scaled(S, total)
+  if tile.delta_rule:
+    KS = scaled(KS, row_start)
+    V = [v_ref[tile.value_slice(u)].astype(F32) for u in states]
+    # Y, and R in the state update, have two bfloat16 parts: their rounding dominates the error.
+    Y = [(V[u] - KS[u]) * decays.beta(u) for u in states]
+    R, R_rest = zip(*[inverse.times(y) for inverse, y in zip(inverses, Y)])
+  else:
+    R, R_rest = [v_ref[tile.value_slice(u)] for u in states], [None] * tile.states
+  R_out = [r.astype(dtype) for r in R]
+  R_write, rest_write = R, R_rest
+  if row_end[0] is not None:
+    R_write = [r.astype(F32) * x for r, x in zip(R, row_end)]
+  if not tile.delta_rule:
+    R_write = [r.astype(dtype) for r in R_write]
+  if R_rest[0] is not None:
+    rest_write = scaled(R_rest, row_end)
+  if tile.per_channel:
+    K_write = [(k.astype(F32) * x).astype(dtype) for k, x in zip(K_write, end)]
+  for u in states:
+    O = QS[u] + matmul(P[u], R_out[u], residual=R_rest[u])
     O = O if tile.scale == 1.0 else O * tile.scale
-    o_ref[tile.values_at(u)] = O.astype(o_ref.dtype)
-    S_ref[tile.state_at(u)] = S[u] + matmul(writing[u], written[u], TN, rest=written_rest[u])
+    o_ref[tile.value_slice(u)] = O.astype(o_ref.dtype)
+    update = matmul(K_write[u], R_write[u], TN, residual=rest_write[u])
+    S_ref[tile.state_index(u)] = S[u] + update
+
+
+def _read_state(tile, decays, X, S):
+  """Return X S of every state, X queries or keys; with per-channel gates X is decayed before."""
+  out = []
+  for u in range(tile.states):
+    x = X[tile.key_of(u)]
+    if tile.per_channel:
+      x = (x.astype(F32) * decays.gates[u].start).astype(x.dtype)
+    out.append(matmul(x, S[u]))
+  return out
 
 
 def forward(q, k, v, rows, gate, S0, *, tile, save=False, interpret=False):
-  """o, S (and what the backward needs) from q, k [B, L, H*dk], v [B, L, Hv*dv] and rows.
+  """Return o, S and, if `save`, residuals of the backward pass.
 
   Args:
-    rows: [B/sequences, N, Hv/heads, rows, C] float32: beta (of the delta rule) and cumulative log
-      decays of each state, number of the segment within the chunk (0: the carried one) of each
-      sequence; None if there is nothing of these.
-    gate: [B, L, Hv*dk] float32, log decays of key channels, or None.
-    save: also return, in q's dtype, the states before each chunk [B, N, Hv, dk, dv] and, of the
+    q, k: [B, L, H*dk].
+    v: [B, L, Hv*dv].
+    rows: [B/sequences, N, Hv/heads, rows, C] float32: beta (delta rule only) and cumulative log
+      decays of each state, then for each sequence the segment number within the chunk (0 is the
+      carried segment); None if there are none of these.
+    gate: [B, L, Hv*dk] float32, per-channel log decays, or None.
+    save: also return, in q's dtype, the state before each chunk [B, N, Hv, dk, dv] and, for the
       delta rule, X = (I + A)^-1 [B, N, Hv, C, C].
   """
   B, L, _ = q.shape
   Hv, N = v.shape[2] // tile.dv, L // tile.chunk
   spec = block_specs(tile)
   in_specs, args = [spec["key"], spec["key"], spec["value"]], [q, k, v]
-  if tile.rows:
+  if tile.row_count:
     in_specs, args = [*in_specs, spec["rows"]], [*args, rows]
-  if tile.channels:
+  if tile.per_channel:
     in_specs, args = [*in_specs, spec["gate"]], [*args, gate]
   if S0 is not None:
     in_specs, args = [*in_specs, spec["state"]], [*args, S0]
@@ -131,7 +135,7 @@ def forward(q, k, v, rows, gate, S0, *, tile, save=False, interpret=False):
   if save:
     out_specs.append(spec["states"])
     out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.dk, tile.dv), q.dtype))
-  if save and tile.erases:
+  if save and tile.delta_rule:
     out_specs.append(spec["X"])
     out_shape.append(jax.ShapeDtypeStruct((B, N, Hv, tile.chunk, tile.chunk), q.dtype))
   return pl.pallas_call(

@@ -1,4 +1,4 @@
-"""(I + A)^-1 on TPU: substitution in small blocks, then merges; and products with it."""
+"""X = (I + A)^-1 on TPU: forward substitution in small blocks, block merges, matmuls with X."""
 
 import itertools
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.common.bf16 import PARTS, bf16_parts
-from pallas_kernels.delta_rule.pallas_tpu.products import BF16, NN, matmul
+from pallas_kernels.delta_rule.pallas_tpu.matmul import BF16, NN, matmul
 
 
 def residual(A, X):
-  """I - (I + A) X, largest terms first: products of single parts cancel almost without rounding."""
+  """Return I - (I + A) X, largest terms first: single-part matmuls cancel almost exactly."""
   row, column = (lax.broadcasted_iota(jnp.int32, A.shape, axis) for axis in (0, 1))
   E = jnp.where(row == column, 1.0, 0.0) - X
   A, X = bf16_parts(A, 3), bf16_parts(X, 3)
@@ -23,41 +23,41 @@ def residual(A, X):
 
 
 class Inverse(NamedTuple):
-  """X = (I + A)^-1, and a rest below X's last digit, which would be lost if it were added to X."""
+  """X = (I + A)^-1 plus an optional residual below X's last digit, which a sum would lose."""
 
   X: jax.Array
-  rest: jax.Array | None
+  residual: jax.Array | None
 
   @classmethod
-  def of(cls, X, A, missing):
-    """(I + A + missing)^-1 from X: a step of Newton's method, if there are missing digits."""
-    if missing is None:
+  def refine(cls, X, A, A_error):
+    """Return (I + A + A_error)^-1 from X = (I + A)^-1 by one Newton step; X if no error."""
+    if A_error is None:
       return cls(X, None)
-    return cls(X, matmul(X, residual(A, X) - matmul(missing, X, parts=2), parts=2))
+    return cls(X, matmul(X, residual(A, X) - matmul(A_error, X, parts=2), parts=2))
 
   def times(self, Y, dims=NN):
-    """X Y and a rest (None if X has none), which a sum of the two would often lose as well."""
-    rest = None if self.rest is None else matmul(self.rest, Y, dims, parts=2)
+    """Return X Y and its residual (None if X has none), which their sum would often round away."""
+    rest = None if self.residual is None else matmul(self.residual, Y, dims, parts=2)
     return matmul(self.X, Y, dims), rest
 
 
 def split(x, parts):
-  """The bfloat16 parts of x as int32 words [rows/2, C].
+  """Return the bfloat16 parts of x as int32 words [rows/2, C].
 
-  All that follows moves or masks whole lanes, and two bfloat16 rows in a word move at once.
+  The merges only move and mask lanes, which handles two bfloat16 rows per word at once.
   """
   return [pltpu.bitcast(y, jnp.int32) for y in bf16_parts(x, parts)]
 
 
 def merge_inverses(X, A, n, parts):
-  """Inverses of the 2n-blocks of I + A from those of its n-blocks, both as [n, C] rows of blocks.
+  """Return the inverses of the 2n-blocks of I + A from those of its n-blocks, as [n, C] rows.
 
   [[P, 0], [B, D]]^-1 = [[P^-1, 0], [-D^-1 B P^-1, D^-1]] for all blocks of all heads at once. Each
-  of the two products needs half of the contraction, and the weights' idle rows hold the next
-  bfloat16 part: a_i (b_j + b_j+1) takes one pass over one load of weights.
+  of the two matmuls needs half of the contraction; the idle rows of the weights hold the next
+  bfloat16 part, so that a_i (b_j + b_j+1) takes one pass over one load of weights.
 
   Args:
-    X: [n, C] float32 per head.
+    X: [n, C] float32 per head, the n x n blocks side by side.
     A: the parts of [C, C] per head, see `split`.
   """
   C = X[0].shape[1]
@@ -66,8 +66,8 @@ def merge_inverses(X, A, n, parts):
   pairs = [(i, even & ((lane & -2 * n) == i)) for i in range(0, C, 2 * n)]
   zero = jnp.zeros((n // 2, C), jnp.int32)
 
-  def product(x, upper, blocks):
-    # x: parts in the even lanes if upper else the odd; blocks: parts of weights for each pair.
+  def block_matmul(x, upper, blocks):
+    # x: parts in the even lanes if upper else the odd; blocks: parts of the weights of each pair.
     own = even if upper else ~even
     total = None
     for j in reversed(range(0, parts, 2)):
@@ -77,7 +77,7 @@ def merge_inverses(X, A, n, parts):
         weights += w if upper else w[::-1]
       lhs = []
       for i in range(parts - j):
-        # Part i meets weight part j + 1 only while their product is above the last part's rounding.
+        # Part i times weight part j + 1 is needed only if it exceeds the rounding of the last part.
         other = zero
         if i + j + 1 < parts:
           other = jnp.take_along_axis(x[i], lane ^ n, 1, mode="promise_in_bounds")
@@ -93,8 +93,8 @@ def merge_inverses(X, A, n, parts):
   B = [[[jnp.where(m, rows(y, i), zero) for y in a] for i, m in pairs] for a in A]
   Xs = [split(x, parts) for x in X]
   P = [[[jnp.where(m, y, zero) for y in x] for _, m in pairs] for x in Xs]
-  DB = [split(product(x, False, b), parts) for x, b in zip(Xs, B)]
-  DBP = [product(x, True, p) for x, p in zip(DB, P)]
+  DB = [split(block_matmul(x, False, b), parts) for x, b in zip(Xs, B)]
+  DBP = [block_matmul(x, True, p) for x, p in zip(DB, P)]
   even = (lax.broadcasted_iota(jnp.int32, (n, C), 1) & n) == 0
   return [
     jnp.concatenate([jnp.where(even, x, 0.0), jnp.where(even, -y, x)], axis=0)
@@ -103,10 +103,10 @@ def merge_inverses(X, A, n, parts):
 
 
 def inverse_by_substitution(A, base):
-  """Inverses of the base x base diagonal blocks of every I + A[h], as [base, C] rows of blocks.
+  """Return the inverses of the base x base diagonal blocks of every I + A[h], as [base, C] rows.
 
-  Side by side, the blocks fill the lanes; a step subtracts one row from all later rows of its
-  block, its coefficients spread over the block's lanes by a lane gather. A tile is rows 8t..8t+7 of
+  The blocks fill the lanes side by side. A step subtracts one row from all later rows of its block,
+  with coefficients broadcast over the block's lanes by a lane gather. A tile is rows 8t..8t+7 of
   every block of all heads, [heads * 8, C].
   """
   G, C = len(A), A[0].shape[1]
@@ -129,7 +129,7 @@ def inverse_by_substitution(A, base):
 
 
 def unit_lower_inverse(A, base, precision):
-  """[(I + a)^-1 for a in A], a strictly lower triangular [C, C] float32, one entry per head."""
+  """Return [(I + a)^-1 for a in A], a strictly lower triangular [C, C] float32, one per head."""
   C = A[0].shape[0]
   n = min(base, C)
   X = inverse_by_substitution(A, n)

@@ -1,24 +1,24 @@
-"""Delta rule and linear attention by the TPU kernels: layouts, padding, derivatives."""
+"""Delta rule and linear attention on TPU: layouts, padding and derivatives of the kernels."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.common.differentiable import Kernels, by_kernels
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.common.tiling import pad_axis, round_up
-from pallas_kernels.delta_rule.checks import FAR_BELOW, NO_FORWARD_MODE, check_inputs
+from pallas_kernels.delta_rule.checks import FAR_BELOW, check_inputs
 from pallas_kernels.delta_rule.pallas_tpu.backward import backward
 from pallas_kernels.delta_rule.pallas_tpu.forward import forward
-from pallas_kernels.delta_rule.pallas_tpu.tiles import choose_tile, padded_size
+from pallas_kernels.delta_rule.pallas_tpu.tiles import Problem, choose_tile, padded_size
 from pallas_kernels.delta_rule.ut import reference
 
 F32 = jnp.float32
 
 
 def _pack_rows(tile, shape, beta, g, segment_ids):
-  """[B/sequences, N, J, rows, C] float32: what the kernels need per token of each state."""
+  """Return [B/sequences, N, J, rows, C] float32: beta, log decays, segments per token and state."""
   B, Lp, Hv = shape
   M, N, J = tile.sequences, Lp // tile.chunk, Hv // tile.heads
 
@@ -28,13 +28,12 @@ def _pack_rows(tile, shape, beta, g, segment_ids):
     return x.reshape(B // M, N, J, -1, tile.chunk)
 
   out = [] if beta is None else [rows(beta)]
-  if tile.gates:
-    # Within a chunk b stays above -2^14: in float32 its differences are right to 2e-3 at worst,
-    # which is enough for bfloat16, and sums of multiples of 2^-8 are exact, which makes them right
-    # to the last digit.
+  if tile.gate_rows:
+    # Within a chunk b is above -2^14, where float32 differences are accurate to 2e-3, enough for
+    # bfloat16 inputs. For float32 inputs the coarse part, sums of multiples of 2^-8, is exact.
     g = jnp.maximum(rows(g), FAR_BELOW)
     coarse = jnp.round(g * 256.0) / 256.0
-    parts = [g] if tile.gates == 1 else [coarse, g - coarse]
+    parts = [g] if tile.gate_rows == 1 else [coarse, g - coarse]
     out += [jnp.cumsum(x, -1) for x in parts]
   if segment_ids is not None:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
@@ -44,16 +43,16 @@ def _pack_rows(tile, shape, beta, g, segment_ids):
 
 
 def _layout(x, Lp, d):
-  """[B, L, H, .] to [B, Lp, H*d], padded with zeros."""
+  """Pad [B, L, H, .] with zeros and reshape it to [B, Lp, H*d]."""
   B, _, H, _ = x.shape
   return pad_axis(pad_axis(x, 3, d), 1, Lp).reshape(B, Lp, H * d)
 
 
 def _inputs(tile, q, k, v, beta, g, S0, segment_ids):
   Lp = round_up(q.shape[1], tile.chunk)
-  # A padded token has beta 0, or keys of 0: it leaves the state unchanged.
+  # Padded tokens have beta = 0 and k = 0, and leave the state unchanged.
   beta, g = (None if x is None else pad_axis(x, 1, Lp) for x in (beta, g))
-  gate = _layout(g.astype(F32), Lp, tile.dk) if tile.channels else None
+  gate = _layout(g.astype(F32), Lp, tile.dk) if tile.per_channel else None
   segment_ids = None if segment_ids is None else pad_axis(segment_ids, 1, Lp, mode="edge")
   rows = _pack_rows(tile, (v.shape[0], Lp, v.shape[2]), beta, g, segment_ids)
   if S0 is not None:
@@ -74,11 +73,11 @@ def _outputs(tile, q, v, o, S):
 
 
 def _save(q, k, v, beta, g, S0, segment_ids, *, tile, interpret):
-  # Saved beside the inputs: the state before each chunk and X, both in the inputs' dtype. The
-  # backward's products round them to that dtype anyway.
+  # Residuals besides the inputs: the state before each chunk and X, both in the inputs' dtype, to
+  # which the matmuls of the backward pass round them anyway.
   args = _inputs(tile, q, k, v, beta, g, S0, segment_ids)
   o, S, *saved = forward(*args, tile=tile, save=True, interpret=interpret)
-  return _outputs(tile, q, v, o, S), (saved[0], saved[1] if tile.erases else None)
+  return _outputs(tile, q, v, o, S), (saved[0], saved[1] if tile.delta_rule else None)
 
 
 def _backward(args, residuals, cotangents, *, tile, interpret):
@@ -94,60 +93,58 @@ def _backward(args, residuals, cotangents, *, tile, interpret):
   )
 
   def keys(x, like):
-    # Programs that share a key head wrote their own part each.
+    # Programs that share a key head wrote one partial sum each.
     x = x.reshape(B, Lp, H, -1, tile.dk)
     x = x[:, :, :, 0] if x.shape[3] == 1 else x.sum(3)
     return x[:, :L, :, :dk].astype(like.dtype)
 
   def tokens(x, like):
-    # [B/M, N, J, M*heads, C], as _pack_rows makes it, back to [B, L, Hv]
+    # [B/M, N, J, M*heads, C], the layout of _pack_rows, to [B, L, Hv]
     x = x.reshape(*x.shape[:3], tile.sequences, tile.heads, tile.chunk).transpose(0, 3, 1, 5, 2, 4)
     return x.reshape(B, Lp, Hv)[:, :L].astype(like.dtype)
 
   dbeta = None if beta is None else tokens(drows[:, :, :, : tile.states], beta)
   dg = None
-  if tile.channels:
+  if tile.per_channel:
     dg = dgate.reshape(B, Lp, Hv, tile.dk)[:, :L, :, :dk].astype(g.dtype)
   elif g is not None:
-    # b is the inclusive sum of g within the chunk.
+    # b is the inclusive cumulative sum of g within the chunk.
     dg = tokens(lax.cumsum(drows[:, :, :, -tile.states :], axis=4, reverse=True), g)
   dS0 = None if S0 is None else dS0[:, :, :dk, :dv].astype(S0.dtype)
   dv_ = dv_.reshape(B, Lp, Hv, tile.dv)[:, :L, :, :dv]
   return keys(dq, q), keys(dk_, k), dv_, dbeta, dg, dS0, None
 
 
-def _plain(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
+def _reference(q, k, v, beta, g, S0, segment_ids, *, scale, chunk):
   args = (q, k, v, beta, g, S0, segment_ids)
   if g is not None and g.ndim == 4:
-    return reference.by_tokens(*args, scale=scale)
-  form = reference.linear_attention if beta is None else reference.delta_rule
-  return form(*args, scale=scale, chunk=chunk)
+    return reference.recurrent(*args, scale=scale)
+  chunkwise = reference.linear_attention if beta is None else reference.delta_rule
+  return chunkwise(*args, scale=scale, chunk=chunk)
 
 
-def _by_kernels(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
-  tile = choose_tile(
+def _apply(q, k, v, beta, g, S0, segment_ids, *, scale, chunk, precision, interpret):
+  problem = Problem(
     *q.shape[:3],
-    v.shape[2],
-    padded_size(q.shape[3]),
-    padded_size(v.shape[3]),
-    q.dtype,
-    erases=beta is not None,
+    Hv=v.shape[2],
+    dk=padded_size(q.shape[3]),
+    dv=padded_size(v.shape[3]),
+    dtype=q.dtype,
+    delta_rule=beta is not None,
     gate="none" if g is None else "head" if g.ndim == 3 else "channel",
     packed=segment_ids is not None,
-    scale=float(scale),
-    chunk=chunk,
-    inverse_precision=precision,
   )
-  q = q if interpret else only_on(q, "tpu", f"{tile.name}_tpu")
+  tile = choose_tile(problem, scale=float(scale), chunk=chunk, inverse_precision=precision)
+  q = q if interpret else require_platform(q, "tpu", f"{tile.name}_tpu")
   options = dict(tile=tile, interpret=interpret)
-  kernels = Kernels(
-    run=functools.partial(_run, **options),
-    save=functools.partial(_save, **options),
+  kernel = KernelVJP(
+    forward=functools.partial(_run, **options),
+    forward_saving=functools.partial(_save, **options),
     backward=functools.partial(_backward, **options),
-    plain=functools.partial(_plain, scale=float(scale), chunk=tile.chunk),
-    unsupported_reason=NO_FORWARD_MODE,
+    reference=functools.partial(_reference, scale=float(scale), chunk=tile.chunk),
+    name=f"{tile.name}_tpu",
   )
-  return by_kernels(kernels, q, k, v, beta, g, S0, segment_ids)
+  return call_kernel(kernel, q, k, v, beta, g, S0, segment_ids)
 
 
 def delta_rule_tpu(
@@ -164,18 +161,21 @@ def delta_rule_tpu(
   inverse_precision=None,
   interpret=False,
 ):
-  """o_t = scale q_t S_t with S_t = S- + k_t beta_t (v_t - k_t S-), S- = e^{g_t} S_{t-1}; and S_L.
+  """Apply the delta rule to a sequence and return (o, S_L).
+
+  o_t = scale q_t S_t with S_t = S- + k_t beta_t (v_t - k_t S-), S- = e^{g_t} S_{t-1}.
 
   Args:
     q, k: [B, L, H, dk], bfloat16 or float32.
     v: [B, L, Hv, dv] of the same dtype; value head j uses key head j // (Hv // H).
     beta: [B, L, Hv].
-    g: log decay [B, L, Hv] or, of key channels, [B, L, Hv, dk], <= 0; or None.
+    g: log decay <= 0, per head [B, L, Hv] or per channel [B, L, Hv, dk]; or None.
     S0: [B, Hv, dk, dv] float32, or None for zeros.
-    segment_ids: [B, L] int32 or None; the state starts from zero where the id changes.
-    chunk: power of two >= 16; None is 128.
-    inverse_precision: how the 16-blocks of (I + A)^-1 are joined: "bf16", "bf16x3", "bf16x6" (1, 3,
-      6 bfloat16 passes) or "substitution" (none to join). None: bf16x6 for float32, else bf16.
+    segment_ids: [B, L] int32 or None; the state is reset to zero where the id changes.
+    chunk: tokens per chunk, a power of two >= 16; None for 128.
+    inverse_precision: of the matmuls that merge the 16 x 16 blocks of (I + A)^-1: "bf16", "bf16x3",
+      "bf16x6" (1, 3, 6 bfloat16 passes) or "substitution" (no merges). None: bf16x6 for float32,
+      bf16 for bfloat16.
     interpret: True or pltpu.InterpretParams() to run on CPU.
 
   Returns:
@@ -183,16 +183,16 @@ def delta_rule_tpu(
   """
   check_inputs(q, k, v, beta, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=inverse_precision, interpret=interpret)
-  return _by_kernels(q, k, v, beta, g, S0, segment_ids, **options)
+  return _apply(q, k, v, beta, g, S0, segment_ids, **options)
 
 
 def linear_attention_tpu(
   q, k, v, g=None, S0=None, segment_ids=None, *, scale=1.0, chunk=None, interpret=False
 ):
-  """o_t = scale q_t S_t with S_t = e^{g_t} S_{t-1} + k_t v_t; and S_L.
+  """Apply linear attention to a sequence and return (o, S_L).
 
-  Arguments and results are those of `delta_rule_tpu`.
+  o_t = scale q_t S_t with S_t = e^{g_t} S_{t-1} + k_t v_t. Arguments as in `delta_rule_tpu`.
   """
   check_inputs(q, k, v, None, g, S0, channels=True)
   options = dict(scale=scale, chunk=chunk, precision=None, interpret=interpret)
-  return _by_kernels(q, k, v, None, g, S0, segment_ids, **options)
+  return _apply(q, k, v, None, g, S0, segment_ids, **options)

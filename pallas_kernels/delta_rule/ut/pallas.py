@@ -1,4 +1,4 @@
-"""The UT transform of every chunk for NVIDIA GPUs (Pallas, Triton lowering), and its gradients."""
+"""UT transform of every chunk on NVIDIA GPUs (Pallas, Triton lowering), and its gradients."""
 
 import functools
 from typing import NamedTuple
@@ -9,14 +9,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.common.bf16 import parts_for
-from pallas_kernels.common.differentiable import Kernels, by_kernels
-from pallas_kernels.delta_rule.checks import NO_FORWARD_MODE
-from pallas_kernels.delta_rule.pallas_gpu.chunk import (
+from pallas_kernels.common.differentiable import KernelVJP, call_kernel
+from pallas_kernels.delta_rule.pallas_gpu.decay import (
+  gate_gradient_from_rows,
+  gate_gradient_from_scores,
   load_chunk,
-  pick,
   program_ids,
-  row_gates,
-  score_gates,
   strict_lower,
 )
 from pallas_kernels.delta_rule.pallas_gpu.inverse import (
@@ -25,8 +23,9 @@ from pallas_kernels.delta_rule.pallas_gpu.inverse import (
   store_inverse,
   times_inverse,
 )
-from pallas_kernels.delta_rule.pallas_gpu.products import F32, NT, TN, dot, gram
-from pallas_kernels.delta_rule.pallas_gpu.tiles import call, tile_for
+from pallas_kernels.delta_rule.pallas_gpu.launch import launch_kernel
+from pallas_kernels.delta_rule.pallas_gpu.matmul import F32, NT, TN, dot, gram
+from pallas_kernels.delta_rule.pallas_gpu.tiles import tile_for
 from pallas_kernels.delta_rule.ut import reference
 
 
@@ -36,10 +35,11 @@ def _blocks(size, block):
 
 
 def _forward_body(
-  k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, chunk, tile, precision
-):
-  # k [B L H dk], v [B L Hv dv], beta [B L Hv] -> X [N B Hv C C], W [N B Hv C dk], U [N B Hv C dv]
-  g_ref, segments_ref, (X_ref, W_ref, U_ref) = pick(refs, has_g, has_segments)
+  k_ref, v_ref, beta_ref, X_ref, W_ref, U_ref, g_ref=None, segments_ref=None,
+  *, group, chunk, tile, precision,
+):  # fmt: skip
+  # k [B L H dk], v [B L Hv dv], beta, g [B L Hv], segments [B L]
+  # -> X [N B Hv matrices C C], W [N B Hv C dk], U [N B Hv C dv]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, zero, iotas, decay = load_chunk(
@@ -47,8 +47,8 @@ def _forward_body(
   )
   key_blocks = _blocks(k_ref.shape[-1], tile.block_k)
   grams = gram(k_ref, b, rows, hk, tile.block_k)
-  scores = decay.inside() * beta[:, None]
-  X = store_inverse(X_ref, (n, b, h), grams, scores, precision, iotas, zero)
+  factors = decay.score_factors() * beta[:, None]
+  X = store_inverse(X_ref, (n, b, h), grams, factors, precision, iotas, zero)
   row_scale = beta if decay.start is None else beta * decay.start
   for cols in key_blocks:
     K = k_ref[b, rows, hk, cols].astype(F32) * row_scale[:, None]
@@ -58,10 +58,12 @@ def _forward_body(
     U_ref[n, b, h, :, cols] = times_inverse(X, V, parts).astype(U_ref.dtype)
 
 
-def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, chunk, tile):
-  # X, W, U, dW, dU [N B Hv C .] -> dk [B L Hv dk], dv [B L Hv dv], dbeta, dg [B L Hv]
-  g_ref, segments_ref, refs = pick(refs, has_g, has_segments)
-  X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref = refs[:8]
+def _backward_body(
+  k_ref, v_ref, beta_ref, X_ref, W_ref, U_ref, dW_ref, dU_ref, dk_ref, dv_ref, dbeta_ref,
+  dg_ref=None, g_ref=None, segments_ref=None, *, group, chunk, tile,
+):  # fmt: skip
+  # X [N B Hv matrices C C], W, U, dW, dU [N B Hv C .]
+  # -> dk [B L Hv dk], dv [B L Hv dv], dbeta, dg [B L Hv]
   n, h, b, hk = program_ids(group)
   parts = parts_for(k_ref.dtype)
   rows, beta, _, iotas, decay = load_chunk(k_ref, beta_ref, g_ref, segments_ref, n, b, h, hk, chunk)
@@ -71,7 +73,7 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, ch
   key_count = k_ref.shape[-1] // block_k
   X = lambda: load_inverse(X_ref, (n, b, h))
 
-  # Loops, not unrolled blocks: fewer addresses and product descriptors live at once.
+  # Loops, not unrolled blocks: fewer addresses and matmul descriptors are live at once.
   def over_values(i, carry):
     dA, dbeta = carry
     cols = pl.ds(i * block_v, block_v)
@@ -80,36 +82,36 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, ch
     dv_ref[b, rows, h, cols] = (dY * beta[:, None]).astype(dv_ref.dtype)
     return dA, dbeta + jnp.sum(dY * v_ref[b, rows, h, cols].astype(F32), axis=1)
 
-  def over_erase(i, carry):
-    dA, erase = carry
+  def over_correction(i, carry):
+    dA, correction = carry
     cols = pl.ds(i * block_k, block_k)
     dY = times_inverse(X(), dW_ref[n, b, h, :, cols], parts, TN)
     dA -= dot(dY, W_ref[n, b, h, :, cols], parts, NT)
-    return dA, erase + jnp.sum(dY * k_ref[b, rows, hk, cols].astype(F32), axis=1)
+    return dA, correction + jnp.sum(dY * k_ref[b, rows, hk, cols].astype(F32), axis=1)
 
-  def over_gram(i, G):
+  def over_gram(i, KK):
     K = k_ref[b, rows, hk, pl.ds(i * block_k, block_k)]
-    return G + dot(K, K, parts, NT)
+    return KK + dot(K, K, parts, NT)
 
   dA, dbeta = lax.fori_loop(0, v_ref.shape[-1] // block_v, over_values, (square, zeros))
-  dA, erase = lax.fori_loop(0, key_count, over_erase, (dA, zeros))
-  erase = erase if decay.start is None else erase * decay.start
-  dA = strict_lower(dA * decay.inside(), iotas)
-  G = lax.fori_loop(0, key_count, over_gram, square)
-  dbeta_ref[b, rows, h] = dbeta + erase + jnp.sum(dA * G, axis=1)
-  dG = dA * beta[:, None]
-  if has_g:
-    dg = row_gates(erase * beta, None, None, iotas) + score_gates(dG * G, parts, iotas)
-    refs[8][b, rows, h] = dg
-  dG = dG.astype(k_ref.dtype)
+  dA, correction = lax.fori_loop(0, key_count, over_correction, (dA, zeros))
+  correction = correction if decay.start is None else correction * decay.start
+  dA = strict_lower(dA * decay.score_factors(), iotas)
+  KK = lax.fori_loop(0, key_count, over_gram, square)
+  dbeta_ref[b, rows, h] = dbeta + correction + jnp.sum(dA * KK, axis=1)
+  dKK = dA * beta[:, None]
+  if dg_ref is not None:
+    dg = gate_gradient_from_rows(correction * beta, None, None, iotas)
+    dg_ref[b, rows, h] = dg + gate_gradient_from_scores(dKK * KK, parts, iotas)
+  dKK = dKK.astype(k_ref.dtype)
   row_scale = beta if decay.start is None else beta * decay.start
 
   def over_keys(i, _):
     cols = pl.ds(i * block_k, block_k)
     K = k_ref[b, rows, hk, cols]
-    # X^T dW again rather than kept: one product against C dk live registers.
+    # X^T dW is recomputed: one matmul instead of C dk live registers.
     dK = times_inverse(X(), dW_ref[n, b, h, :, cols], parts, TN) * row_scale[:, None]
-    dK += dot(dG, K, parts) + dot(dG, K, parts, TN)
+    dK += dot(dKK, K, parts) + dot(dKK, K, parts, TN)
     dk_ref[b, rows, h, cols] = dK.astype(dk_ref.dtype)
 
   lax.fori_loop(0, key_count, over_keys, None)
@@ -118,61 +120,62 @@ def _backward_body(k_ref, v_ref, beta_ref, *refs, has_g, has_segments, group, ch
 def ut_transform(
   k, v, beta, g=None, segments=None, *, chunk, inverse_precision, tile=None, interpret=False
 ):
-  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V) of every chunk, as [N B Hv C .].
+  """Return X = (I + A)^-1, W = X (beta e^b K), U = X (beta V) of every chunk, as [N B Hv C .].
 
-  X has an axis before its last two: for float32 it is the sum of two matrices.
-  segments [B L] numbers the segments of a row, from 0; L is a multiple of chunk and
-  the head sizes are powers of two of at least 16. Outputs have k's dtype.
+  X is [N B Hv matrices C C]: for float32 the sum of two matrices. `segments` [B L] numbers the
+  segments of a sequence from 0. L is a multiple of the chunk, head sizes are powers of two >= 16.
+  Outputs have k's dtype.
   """
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk
   tile = tile or tile_for("ut_fwd", k)
   body = functools.partial(
-    _forward_body,
-    has_g=g is not None,
-    has_segments=segments is not None,
-    group=Hv // H,
-    chunk=chunk,
-    tile=tile,
-    precision=inverse_precision,
+    _forward_body, group=Hv // H, chunk=chunk, tile=tile, precision=inverse_precision
   )
-  out_shape = [
-    inverse_shape(N, B, Hv, chunk, k.dtype),
-    *(jax.ShapeDtypeStruct((N, B, Hv, chunk, d), k.dtype) for d in (dk, dv)),
-  ]
-  options = dict(grid=(N, Hv, B), tile=tile, interpret=interpret)
-  return call("ut_fwd", body, (k, v, beta, g, segments), out_shape, **options)
+  found = launch_kernel(
+    "ut_fwd",
+    body,
+    dict(k=k, v=v, beta=beta, g=g, segments=segments),
+    dict(
+      X=inverse_shape(N, B, Hv, chunk, k.dtype),
+      W=jax.ShapeDtypeStruct((N, B, Hv, chunk, dk), k.dtype),
+      U=jax.ShapeDtypeStruct((N, B, Hv, chunk, dv), k.dtype),
+    ),
+    grid=(N, Hv, B),
+    tile=tile,
+    interpret=interpret,
+  )
+  return found["X"], found["W"], found["U"]
 
 
 def ut_transform_bwd(
   k, v, beta, g, segments, X, W, U, dW, dU, *, chunk, tile=None, interpret=False
 ):
-  """Gradients (dk, dv, dbeta, dg) of ut_transform; dk is summed over the value heads of a key."""
+  """Return the gradients (dk, dv, dbeta, dg) of ut_transform, dk summed over shared key heads."""
   B, L, H, dk = k.shape
   Hv = v.shape[2]
   group = Hv // H
   tile = tile or tile_for("ut_bwd", k)
-  body = functools.partial(
-    _backward_body,
-    has_g=g is not None,
-    has_segments=segments is not None,
-    group=group,
-    chunk=chunk,
-    tile=tile,
+  per_token = jax.ShapeDtypeStruct((B, L, Hv), F32)
+  outputs = dict(
+    dk=jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32), dv=v, dbeta=per_token
   )
-  gates = jax.ShapeDtypeStruct((B, L, Hv), F32)
-  out_shape = [
-    jax.ShapeDtypeStruct((B, L, Hv, dk), k.dtype if group == 1 else F32),
-    jax.ShapeDtypeStruct(v.shape, v.dtype),
-    gates,
-  ] + ([gates] if g is not None else [])
-  args = (k, v, beta, g, segments, X, W, U, dW, dU)
-  options = dict(grid=(L // chunk, Hv, B), tile=tile, interpret=interpret)
-  dk_heads, dV, dbeta, *dg = call("ut_bwd", body, args, out_shape, **options)
-  dK = dk_heads.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) if group > 1 else dk_heads
-  dg = dg[0].astype(g.dtype) if g is not None else None
-  return dK, dV, dbeta.astype(beta.dtype), dg
+  if g is not None:
+    outputs["dg"] = per_token
+  found = launch_kernel(
+    "ut_bwd",
+    functools.partial(_backward_body, group=group, chunk=chunk, tile=tile),
+    dict(k=k, v=v, beta=beta, g=g, segments=segments, X=X, W=W, U=U, dW=dW, dU=dU),
+    outputs,
+    grid=(L // chunk, Hv, B),
+    tile=tile,
+    interpret=interpret,
+  )
+  dK = found["dk"]
+  dK = dK.reshape(B, L, H, group, dk).sum(3).astype(k.dtype) if group > 1 else dK
+  dg = found["dg"].astype(g.dtype) if g is not None else None
+  return dK, found["dv"], found["dbeta"].astype(beta.dtype), dg
 
 
 class Options(NamedTuple):
@@ -182,7 +185,7 @@ class Options(NamedTuple):
 
 
 def transform(k, v, beta, g, segments, options):
-  """(W, U) of every chunk, differentiable; the backward recomputes the inverse."""
+  """Return (W, U) of every chunk, differentiable; the backward pass recomputes the inverse."""
   kernel = functools.partial(ut_transform, **options._asdict())
 
   def backward(args, _, cotangents):
@@ -194,14 +197,14 @@ def transform(k, v, beta, g, segments, options):
 
 
 def differentiable_transform(kernel, backward, chunk, *args):
-  """(W, U) of kernel(*args) = (X, W, U), whose backward(args, (), cotangents) is given."""
+  """Return (W, U) of kernel(*args) = (X, W, U), with the VJP backward(args, (), cotangents)."""
   run = lambda *args: tuple(kernel(*args)[1:])
-  kernels = Kernels(
-    run=run,
-    save=lambda *args: (run(*args), ()),
+  kernels = KernelVJP(
+    forward=run,
+    forward_saving=lambda *args: (run(*args), ()),
     backward=backward,
-    plain=functools.partial(reference.transform, chunk=chunk),
-    unsupported_reason=NO_FORWARD_MODE,
-    out_rows=1,
+    reference=functools.partial(reference.transform, chunk=chunk),
+    name="ut_transform",
+    out_batch_axis=1,
   )
-  return by_kernels(kernels, *args)
+  return call_kernel(kernels, *args)

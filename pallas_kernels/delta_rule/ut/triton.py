@@ -1,7 +1,7 @@
-"""Twin of the UT-transform kernel in Triton proper, called through jax-triton.
+"""Delta rule with the UT transform as a Triton kernel, called through jax-triton.
 
-The way on when JAX drops the Pallas-Triton lowering. Only the forward is a kernel; its
-backward is plain XLA. jax-triton itself cannot run interpreted on a CPU.
+An alternative in case JAX drops the Pallas-Triton lowering. Only the forward pass is a kernel; its
+backward pass is XLA. jax-triton has no interpret mode on CPU.
 """
 
 import functools
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.common import bf16
-from pallas_kernels.common.platform import only_on
+from pallas_kernels.common.platform import require_platform
 from pallas_kernels.delta_rule.checks import check_inputs
 from pallas_kernels.delta_rule.pallas_gpu.tiles import clamp_chunk
 from pallas_kernels.delta_rule.ut import scan
@@ -22,15 +22,15 @@ F32 = jnp.float32
 def ut_transform(
   k, v, beta, g=None, segments=None, *, chunk, inverse_precision, compute_capability=None
 ):
-  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
+  """Return X = (I + A)^-1, W = X (beta e^b K), U = X (beta V), like `ut.pallas.ut_transform`."""
   try:
     from pallas_kernels.delta_rule.ut import triton_kernel
   except ImportError as error:
     raise ImportError(
-      'implementation="triton" needs jax-triton and triton: pip install "jax-triton==0.3.1" triton'
+      'delta_rule_triton requires jax-triton and triton: pip install "jax-triton==0.3.1" triton'
     ) from error
   return triton_kernel.ut_transform(
-    only_on(k, "cuda", "delta_rule_triton"), v, beta, g, segments,
+    require_platform(k, "cuda", "delta_rule_triton"), v, beta, g, segments,
     chunk=chunk,
     inverse_precision=inverse_precision,
     compute_capability=compute_capability,
@@ -38,39 +38,39 @@ def ut_transform(
 
 
 def ut_bwd_xla(k, v, beta, g, segments, X, W, U, dW, dU):
-  """Gradients (dk, dv, dbeta, dg) of ut_transform in plain XLA, in the inputs' dtypes."""
+  """Return the gradients (dk, dv, dbeta, dg) of ut_transform by XLA, in the input dtypes."""
   B, L, H, dk = k.shape
   N, _, Hv, _, C, _ = X.shape
   einsum = scan.einsum
-  K = jnp.repeat(scan.by_chunks(k, C), Hv // H, axis=2)
-  V, betas = scan.by_chunks(v, C), scan.by_chunks(beta.astype(F32), C)[..., None]
+  K = jnp.repeat(scan.to_chunks(k, C), Hv // H, axis=2)
+  V, betas = scan.to_chunks(v, C), scan.to_chunks(beta.astype(F32), C)[..., None]
   decays = lambda g: scan.chunk_decays(g, segments, N, B, C)[:2]
   if g is None:
-    inside, start = decays(None)
+    D, start = decays(None)
   else:
-    (inside, start), decays_vjp = jax.vjp(decays, g)
+    (D, start), decays_vjp = jax.vjp(decays, g)
   start = start[..., None]
   dYk = einsum("nbhpij,nbhid->nbhjd", X, dW)
   dYv = einsum("nbhpij,nbhid->nbhjd", X, dU)
   outer = lambda a, b: einsum("nbhid,nbhjd->nbhij", a.astype(k.dtype), b)
   dA = jnp.tril(-outer(dYk, W) - outer(dYv, U), -1)
-  G = outer(K, K)
-  erased = jnp.sum(dYk * K, axis=-1, keepdims=True)
-  dbeta = jnp.sum(dYv * V, axis=-1, keepdims=True) + erased * start
-  dbeta += jnp.sum(dA * G * inside, axis=-1, keepdims=True)
-  dG = dA * betas * inside
+  KK = outer(K, K)
+  correction = jnp.sum(dYk * K, axis=-1, keepdims=True)
+  dbeta = jnp.sum(dYv * V, axis=-1, keepdims=True) + correction * start
+  dbeta += jnp.sum(dA * KK * D, axis=-1, keepdims=True)
+  dKK = dA * betas * D
   dK = dYk * betas * start
-  dK += einsum("nbhij,nbhjd->nbhid", (dG + jnp.swapaxes(dG, -1, -2)).astype(k.dtype), K)
+  dK += einsum("nbhij,nbhjd->nbhid", (dKK + jnp.swapaxes(dKK, -1, -2)).astype(k.dtype), K)
   dg = None
   if g is not None:
-    (dg,) = decays_vjp((dA * betas * G, (erased * betas)[..., 0]))
+    (dg,) = decays_vjp((dA * betas * KK, (correction * betas)[..., 0]))
 
-  def by_tokens(x):
+  def to_tokens(x):
     return jnp.moveaxis(x, (0, 3), (1, 2)).reshape(B, L, Hv, -1)
 
-  dk_sum = by_tokens(dK).reshape(B, L, H, Hv // H, dk).sum(3).astype(k.dtype)
-  dv = by_tokens(dYv * betas).astype(v.dtype)
-  return dk_sum, dv, by_tokens(dbeta)[..., 0].astype(beta.dtype), dg
+  dk_sum = to_tokens(dK).reshape(B, L, H, Hv // H, dk).sum(3).astype(k.dtype)
+  dv = to_tokens(dYv * betas).astype(v.dtype)
+  return dk_sum, dv, to_tokens(dbeta)[..., 0].astype(beta.dtype), dg
 
 
 def delta_rule_triton(
@@ -87,10 +87,10 @@ def delta_rule_triton(
   inverse_precision=None,
   compute_capability=None,
 ):
-  """The delta rule over a sequence, (o, S), intra-chunk step in Triton; see delta_rule_gpu.
+  """Apply the delta rule to a sequence and return (o, S_L); arguments as in `delta_rule_gpu`.
 
   Args:
-    compute_capability: of the GPU to compile for, e.g. 90; None asks the GPU present.
+    compute_capability: of the GPU to compile for, e.g. 90; None for the GPU present.
   """
   check_inputs(q, k, v, beta, g, S0)
   chunk = clamp_chunk(chunk, k.dtype)

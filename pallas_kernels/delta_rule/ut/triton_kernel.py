@@ -1,4 +1,4 @@
-"""The UT-transform kernel in Triton proper; imports jax_triton and triton, so import it lazily."""
+"""UT-transform kernel in Triton. Imports jax_triton and triton: import this module lazily."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ F32 = jnp.float32
 
 @triton.jit
 def _dot(a, b, PARTS: tl.constexpr):
-  """a b from 1, 2 or 3 bfloat16 parts of each, as `products.dot`."""
+  """Return a b from 1, 2 or 3 bfloat16 parts of each, like `pallas_gpu.matmul.dot`."""
   a0 = a.to(tl.bfloat16)
   b0 = b.to(tl.bfloat16)
   out = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
@@ -37,7 +37,7 @@ def _dot(a, b, PARTS: tl.constexpr):
 
 @triton.jit
 def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
-  """K K^T and what rounding it took away, K [C, DK] float32, as `products.gram`."""
+  """Return K K^T and its rounding error, K [C, DK] float32, like `pallas_gpu.matmul.gram`."""
   columns = tl.arange(0, BLOCK_K)[None, :]
   largest = tl.zeros((C,), tl.float32)
   for d in range(0, DK, BLOCK_K):
@@ -58,7 +58,7 @@ def _gram(keys, C: tl.constexpr, DK: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _residual(eye, A, X):
-  """I - (I + A) X, as `inverse.residual`."""
+  """Return I - (I + A) X, like `pallas_gpu.inverse.inverse_residual`."""
   A0, X0 = A.to(tl.bfloat16), X.to(tl.bfloat16)
   rA, rX = A - A0.to(tl.float32), X - X0.to(tl.float32)
   A1, X1 = rA.to(tl.bfloat16), rX.to(tl.bfloat16)
@@ -77,7 +77,7 @@ def _residual(eye, A, X):
 @triton.jit
 def _ut_kernel(
   k_ptr, v_ptr, beta_ptr, g_ptr, segments_ptr, X_ptr, W_ptr, U_ptr,
-  HAS_G: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
+  HAS_G: tl.constexpr, HAS_SEGMENTS: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
   H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
   LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
   INVERSE: tl.constexpr, MATRICES: tl.constexpr,
@@ -90,23 +90,23 @@ def _ut_kernel(
   row, column = i[:, None], i[None, :]
   beta = tl.load(beta_ptr + token * HV + h).to(tl.float32)
   keep = row >= column
-  erase = beta
-  if HAS_DOCUMENTS:
+  row_scale = beta
+  if HAS_SEGMENTS:
     segments = tl.load(segments_ptr + token)
     carried = tl.load(segments_ptr + b * L + tl.maximum(n * C - 1, 0))
     keep = keep & (segments[:, None] == segments[None, :])
-    erase = tl.where(segments == carried, erase, 0.0)
-  inside = tl.where(keep, 1.0, 0.0)
+    row_scale = tl.where(segments == carried, row_scale, 0.0)
+  D = tl.where(keep, 1.0, 0.0)
   if HAS_G:
-    # Two parts whose differences do not cancel: see `chunk._log_decay`.
+    # Two parts whose differences do not cancel: see `pallas_gpu.decay._log_decay`.
     g = tl.load(g_ptr + token * HV + h).to(tl.float32)
     g_coarse = tl.floor(g * 4096.0) * (1.0 / 4096)
     coarse = tl.cumsum(g_coarse, 0)
     fine = tl.cumsum(g - g_coarse, 0)
     between = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
-    inside = inside * tl.exp(tl.where(keep, between, 0.0))
-    erase = erase * tl.exp(coarse + fine)
-  scores = tl.where(row > column, inside * beta[:, None], 0.0)
+    D = D * tl.exp(tl.where(keep, between, 0.0))
+    row_scale = row_scale * tl.exp(coarse + fine)
+  scores = tl.where(row > column, D * beta[:, None], 0.0)
   keys = k_ptr + (token[:, None] * H + hk) * DK
   if MATRICES == 1:
     G = tl.zeros((C, C), tl.float32)
@@ -114,8 +114,8 @@ def _ut_kernel(
       K = tl.load(keys + d + tl.arange(0, BLOCK_K)[None, :])
       G += _dot(K, tl.trans(K), PARTS)
   else:
-    G, missing = _gram(keys, C, DK, BLOCK_K)
-    missing *= scores
+    G, A_error = _gram(keys, C, DK, BLOCK_K)
+    A_error *= scores
   A = G * scores
   eye = tl.where(row == column, 1.0, 0.0)
   if INVERSE == 0:
@@ -131,30 +131,30 @@ def _ut_kernel(
   X_out = X_ptr + (out * MATRICES * C + row) * C + column
   tl.store(X_out, X.to(X_ptr.dtype.element_ty))
   if MATRICES > 1:
-    rest = _dot(X, _residual(eye, A, X) - _dot(missing, X, 2), 2)
-    tl.store(X_out + C * C, rest)
+    residual = _dot(X, _residual(eye, A, X) - _dot(A_error, X, 2), 2)
+    tl.store(X_out + C * C, residual)
   for d in range(0, DK, BLOCK_K):
     cols = d + tl.arange(0, BLOCK_K)[None, :]
-    K = tl.load(keys + cols).to(tl.float32) * erase[:, None]
+    K = tl.load(keys + cols).to(tl.float32) * row_scale[:, None]
     W = _dot(X, K, PARTS)
     if MATRICES > 1:
-      W += _dot(rest, K, 2)
+      W += _dot(residual, K, 2)
     tl.store(W_ptr + (out * C + row) * DK + cols, W.to(W_ptr.dtype.element_ty))
   for d in range(0, DV, BLOCK_V):
     cols = d + tl.arange(0, BLOCK_V)[None, :]
     V = tl.load(v_ptr + (token[:, None] * HV + h) * DV + cols).to(tl.float32) * beta[:, None]
     U = _dot(X, V, PARTS)
     if MATRICES > 1:
-      U += _dot(rest, V, 2)
+      U += _dot(residual, V, 2)
     tl.store(U_ptr + (out * C + row) * DV + cols, U.to(U_ptr.dtype.element_ty))
 
 
 def kernel_sizes(k, v, has_g, has_segments, tile, chunk, inverse_precision):
-  """Compile-time arguments of _ut_kernel."""
+  """Return the compile-time arguments of `_ut_kernel`."""
   B, L, H, dk = k.shape
   Hv, dv = v.shape[2:]
   return dict(
-    HAS_G=has_g, HAS_DOCUMENTS=has_segments, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
+    HAS_G=has_g, HAS_SEGMENTS=has_segments, B=B, L=L, H=H, HV=Hv, DK=dk, DV=dv, C=chunk,
     LEVELS=chunk.bit_length() - 1, BLOCK_K=min(tile.block_k, dk), BLOCK_V=min(tile.block_v, dv),
     PARTS=parts_for(k.dtype), INVERSE=PARTS[inverse_precision], MATRICES=2 if k.dtype == F32 else 1,
   )  # fmt: skip
@@ -163,7 +163,7 @@ def kernel_sizes(k, v, has_g, has_segments, tile, chunk, inverse_precision):
 def ut_transform(
   k, v, beta, g=None, segments=None, *, chunk, inverse_precision, compute_capability=None
 ):
-  """X = (I + A)^-1, W = X (beta e^b K), U = X (beta V): as `ut.pallas` has it."""
+  """Return X = (I + A)^-1, W = X (beta e^b K), U = X (beta V), like `ut.pallas.ut_transform`."""
   B, L, _, dk = k.shape
   Hv, dv = v.shape[2:]
   N = L // chunk

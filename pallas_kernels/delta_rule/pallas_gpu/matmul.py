@@ -1,4 +1,4 @@
-"""Products of the GPU kernels: float32 factors are split by hand, and K K^T keeps what it loses."""
+"""Matmuls of the GPU kernels: float32 operands are split into bfloat16 parts, K K^T is exact."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,18 +12,18 @@ NT = (((1,), (1,)), ((), ()))  # a b^T
 TN = (((0,), (0,)), ((), ()))  # a^T b
 
 
-def split(x, parts, rest=None):
-  """The bfloat16 parts of x, which is its own if it is bfloat16."""
-  return [x] if x.dtype == BF16 else bf16_parts(x, parts, rest)
+def split(x, parts, residual=None):
+  """Return the bfloat16 parts of x; a bfloat16 x is its only part."""
+  return [x] if x.dtype == BF16 else bf16_parts(x, parts, residual)
 
 
-def dot(a, b, parts, dims=NN, rest=None):
-  """a b in float32 from 1, 2 or 3 bfloat16 parts of each; a bfloat16 operand is exact as it is.
+def dot(a, b, parts, dims=NN, residual=None):
+  """Return a b in float32 from 1, 2 or 3 bfloat16 parts of each; bfloat16 operands are exact.
 
-  Split by hand so that the rounding is the same in interpret mode as on the GPU. `rest` has digits
-  of b below its last.
+  Splitting explicitly makes the rounding in interpret mode the same as on the GPU. `residual` holds
+  digits of b below its last one.
   """
-  a_parts, b_parts = split(a, parts), split(b, parts, rest)
+  a_parts, b_parts = split(a, parts), split(b, parts, residual)
   pairs = [(i, j) for i in range(len(a_parts)) for j in range(len(b_parts)) if i + j < parts]
   out = None
   for i, j in sorted(pairs, key=sum, reverse=True):  # smallest terms first
@@ -33,10 +33,10 @@ def dot(a, b, parts, dims=NN, rest=None):
 
 
 def gram(k_ref, b, rows, h, block):
-  """K K^T and, for float32, what rounding it to float32 took away (else None).
+  """Return K K^T and, for float32, its rounding error (else None).
 
-  Repeated keys lose the same digits in every entry and chunk, and with beta = 2 nothing damps them:
-  the error grows with the length, to 1e-4 after 4096 tokens.
+  Repeated keys have the same rounding error in every entry and chunk, and with beta = 2 nothing
+  damps it: the error grows with the length, to 1e-4 after 4096 tokens.
   """
   block = min(block, k_ref.shape[-1])
   count = k_ref.shape[-1] // block
@@ -44,17 +44,17 @@ def gram(k_ref, b, rows, h, block):
   chunk = rows.size
   square = jnp.zeros((chunk, chunk), F32)
   if k_ref.dtype != F32:
-    return lax.fori_loop(0, count, lambda i, G: G + dot(load(i), load(i), 1, NT), square), None
+    return lax.fori_loop(0, count, lambda i, KK: KK + dot(load(i), load(i), 1, NT), square), None
 
   def over_columns(i, largest):
     return jnp.maximum(largest, jnp.max(jnp.abs(load(i)), axis=1))
 
-  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 holds them, and
-  # sums of up to 256 of their products are exact.
+  # Adding the shift rounds a row to at most 128 steps of a power of two: bfloat16 represents them,
+  # and sums of up to 256 of their products are exact.
   largest = lax.fori_loop(0, count, over_columns, jnp.zeros((chunk,), F32))
   shift = (largest * 2.0**17)[:, None]
 
-  def over_products(i, sums):
+  def over_matmuls(i, sums):
     K = load(i)
     coarse = (K + shift) - shift
     fine = K - coarse
@@ -62,7 +62,7 @@ def gram(k_ref, b, rows, h, block):
     exact = sums[0] + dot(coarse_bf16, coarse_bf16, 1, NT)
     return exact, sums[1] + dot(fine, coarse + 0.5 * fine, parts_for(F32), NT)
 
-  exact, half = lax.fori_loop(0, count, over_products, (square, square))
+  exact, half = lax.fori_loop(0, count, over_matmuls, (square, square))
   small = half + half.T
-  G = exact + small
-  return G, (exact - G) + small
+  KK = exact + small
+  return KK, (exact - KK) + small

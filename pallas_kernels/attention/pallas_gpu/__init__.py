@@ -1,0 +1,1 @@
+"""Causal attention kernels for NVIDIA GPUs, in Pallas (Triton lowering)."""

@@ -1,0 +1,1 @@
+"""Causal attention kernels for TPU, in Pallas (Mosaic lowering)."""
