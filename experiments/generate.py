@@ -10,6 +10,10 @@
 
 `--text` is encoded with bos in front, and the output is decoded up to eos; `--prompt` is token ids,
 and so is the output. Repeat either for a batch of prompts, which may differ in length.
+`--text_file` and `--prompt_file` read prompts from files or, as `-`, from standard input:
+
+  echo "It is a truth" | python -m experiments.generate --workdir=results/demo/run --text_file=-
+  python -m experiments.generate --workdir=results/demo/run --text_file=prompts.txt --lines
 """
 
 from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
@@ -24,7 +28,7 @@ from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.interop import checkpoint_folder, load_fla
 from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.train import load_trained
-from experiments.lib import app
+from experiments.lib import app, prompts
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
 _STEP = flags.DEFINE_integer(
@@ -63,6 +67,14 @@ _STOP = flags.DEFINE_multi_integer(
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.")
 
 
+def _texts() -> list[str]:
+  return [*_TEXTS.value, *prompts.texts()]
+
+
+def _token_ids() -> list[str]:
+  return [*_PROMPTS.value, *prompts.token_ids()]
+
+
 def load() -> tuple[LM, Tokenizer | None]:
   """The model that the flags select, and its tokenizer if --text is set and one is known."""
   if _WORKDIR.value and _CHECKPOINT.value:
@@ -70,7 +82,7 @@ def load() -> tuple[LM, Tokenizer | None]:
   if _WORKDIR.value:
     trained = load_trained(_WORKDIR.value, _STEP.value)
     tokenizer = None
-    if trained.tokenizer and _TEXTS.value:
+    if trained.tokenizer and _texts():
       tokenizer = load_tokenizer(trained.tokenizer, _WORKDIR.value)
     if _TOKENIZER.value and tokenizer and load_tokenizer(_TOKENIZER.value).hash != tokenizer.hash:
       raise ValueError(
@@ -87,7 +99,7 @@ def load() -> tuple[LM, Tokenizer | None]:
   folder = checkpoint_folder(_CHECKPOINT.value) if _CHECKPOINT.value else None
   model = load_fla(folder) if folder else build(preset(_PRESET.value))
   name = _TOKENIZER.value or (folder and find_tokenizer(folder))
-  if not _TEXTS.value or not name:
+  if not _texts() or not name:
     return model, None
   tokenizer = load_tokenizer(name)
   if odd := vocabulary_mismatch(tokenizer.vocab, model.cfg.vocab):
@@ -97,9 +109,9 @@ def load() -> tuple[LM, Tokenizer | None]:
 
 def check_flags():
   """Check flags before a model is loaded."""
-  if bool(_TEXTS.value) == bool(_PROMPTS.value):
-    raise ValueError("set either --text or --prompt; see --help.")
-  if _TEXTS.value and not (_WORKDIR.value or _CHECKPOINT.value or _TOKENIZER.value):
+  if bool(_texts()) == bool(_token_ids()):
+    raise ValueError("set either --text or --prompt (or --text_file, --prompt_file); see --help.")
+  if _texts() and not (_WORKDIR.value or _CHECKPOINT.value or _TOKENIZER.value):
     raise ValueError(
       "--text needs a trained model: --workdir=RUN (`python -m experiments.demo` trains one in"
       " minutes, in results/demo/run) or --checkpoint=FOLDER; a preset of random weights takes"
@@ -121,21 +133,21 @@ def main():
   check_flags()
   sampling = Sampling(temperature=_TEMPERATURE.value, top_k=_TOP_K.value, top_p=_TOP_P.value)
   sampling.validate()
-  stop, prompts = _STOP.value, [ids(prompt) for prompt in _PROMPTS.value]
+  stop, encoded = _STOP.value, [ids(prompt) for prompt in _token_ids()]
   model, tokenizer = load()
-  if _TEXTS.value:
+  if _texts():
     if tokenizer is None:
       raise ValueError(
         "the tokenizer of this model is unknown: set --tokenizer, or pass token ids with --prompt."
       )
-    prompts = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in _TEXTS.value]
+    encoded = [[tokenizer.bos, *tokenizer.encode(text).tolist()] for text in _texts()]
     stop = stop or [tokenizer.eos] * (tokenizer.eos is not None)
   start = time.perf_counter()
   generated = generate(
-    model, prompts, _MAX_NEW.value, sampling=sampling, stop=stop, seed=_SEED.value
+    model, encoded, _MAX_NEW.value, sampling=sampling, stop=stop, seed=_SEED.value
   )
   seconds = time.perf_counter() - start
-  for prompt, tokens in zip(prompts, generated):
+  for prompt, tokens in zip(encoded, generated):
     if tokenizer:
       print(tokenizer.decode([*prompt, *tokens]))
     else:

@@ -7,7 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from deltanet_jax.config import TrainConfig, to_json
-from deltanet_jax.data import keep_tokenizer, load_tokenizer
+from deltanet_jax.data import keep_tokenizer, load_tokenizer, vocabulary_mismatch
 from deltanet_jax.files import new_folder, write_json
 from deltanet_jax.models import LM
 from deltanet_jax.models.abstract import abstract_model, weights_of
@@ -74,16 +74,36 @@ def _exported(folder, values, shapes):
   return weights
 
 
-def save_weights(trained: Trained, folder: str | pathlib.Path):
-  """Export the weights by name as a plain orbax checkpoint, with config.json and tokenizer."""
+def save_weights(
+  trained: Trained | LM, folder: str | pathlib.Path, *, tokenizer: str | pathlib.Path | None = None
+):
+  """Write weights, by name, as a plain orbax checkpoint with a config.json; see `load_trained`.
+
+  Args:
+    trained: a run's model from `load_trained`, or any model, for instance of `build` or `load_fla`.
+    folder: new or empty.
+    tokenizer: of a model, its tokenizer as named for `load_tokenizer`, copied into the folder;
+      None if the tokens are not text. A `Trained` has its own.
+  """
+  if isinstance(trained, Trained):
+    if tokenizer is not None:
+      raise ValueError("tokenizer is set, but a Trained has its own: leave it out.")
+    name, path, history = trained.tokenizer, trained.folder, trained.history
+  else:
+    trained = _untrained(trained)
+    name, path, history = tokenizer, "", folders.history({})
+  stored = None if name is None else load_tokenizer(name, path)
+  odd = stored and vocabulary_mismatch(stored.vocab, trained.config.model.vocab)
+  if odd and tokenizer is not None:
+    raise ValueError(f"{odd}: {tokenizer} is not the tokenizer of this model.")
   weights = weights_of(trained.model)
   values = dict(
     version=folders.VERSION,
     config=to_json(trained.config),
-    task=dict(tokenizer=trained.tokenizer),
+    task=dict(tokenizer=stored and stored.name),
     step=trained.step,
     checksum=checksum(weights),
-    **trained.history,
+    **history,
   )
   silence_background_errors()
   with new_folder(pathlib.Path(folder)) as new:
@@ -93,6 +113,26 @@ def save_weights(trained: Trained, folder: str | pathlib.Path):
     except Exception as e:  # orbax raises errors of any type
       reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
       raise OSError(f"{folder} cannot be written ({reason}): name a writable folder.") from e
-    if trained.tokenizer is not None:
-      keep_tokenizer(load_tokenizer(trained.tokenizer, trained.folder), new)
+    if stored is not None:
+      keep_tokenizer(stored, new)
     write_json(new / folders.FILE, values)
+
+
+def _untrained(model: LM) -> Trained:
+  """A model that no run trained, at step 0 of a default configuration.
+
+  Raises:
+    ValueError: its weights are not those that its configuration builds, so that `load_trained`
+      could not rebuild it.
+  """
+  if not isinstance(model, LM):
+    raise ValueError(f"save_weights takes a model of build() or a Trained, got {type(model)}.")
+  expected = {name: (x.shape, x.dtype) for name, x in abstract_model(model.cfg).shapes.items()}
+  found = {name: (x.shape, x.dtype) for name, x in weights_of(model).items()}
+  if odd := sorted(name for name, _ in expected.items() ^ found.items()):
+    raise ValueError(
+      f"weight {odd[0]} differs from what the model's configuration builds: save_weights stores the"
+      " configuration and the weights, not changes to the modules."
+    )
+  config = TrainConfig(model=model.cfg)
+  return Trained(model, config, None, 0, pathlib.Path(), {})

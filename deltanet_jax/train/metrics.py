@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from deltanet_jax import chips
+from deltanet_jax._extras import require
 from deltanet_jax.files import write_text
 from deltanet_jax.models import summarize
 from deltanet_jax.train.step import Trainer
@@ -49,6 +50,7 @@ class _Board:
   """TensorBoard event writer without a thread, so that a full disk raises in the caller."""
 
   def __init__(self, folder: pathlib.Path, first_step: int):
+    require("Writing TensorBoard events", "tensorboardX")
     from tensorboardX import event_file_writer, proto, summary
 
     folder.mkdir(exist_ok=True)

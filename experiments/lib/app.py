@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from absl import app, flags, logging
 
+from deltanet_jax import cli
 from deltanet_jax.host_memory import keep_freed_memory
 from experiments.lib.exit_codes import INTERRUPTED
 
@@ -49,6 +50,9 @@ def run(
   """
   name = module_name().rsplit(".", 1)[-1]
   _show_flags_of_imports()
+  main_module = sys.modules["__main__"]
+  if main_module.__doc__:  # examples as the user types them, `deltanet train` or `python -m ...`
+    main_module.__doc__ = main_module.__doc__.replace("python -m experiments.", cli.prefix)
 
   def start(argv):
     if len(argv) > 1:

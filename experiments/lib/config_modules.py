@@ -25,6 +25,9 @@ def find(value: str) -> pathlib.Path:
   """
   if value.endswith(".py") or "/" in value:
     if not pathlib.Path(value).is_file():
+      builtin = FOLDER / pathlib.Path(value).name
+      if value == f"experiments/configs/{builtin.name}" and builtin.is_file():
+        return builtin  # of the installed package: the working directory is not the repository
       raise ValueError(f"there is no such file: {value!r}")
     return pathlib.Path(value)
   names = [module.name for module in pkgutil.iter_modules([str(FOLDER)])]

@@ -11,15 +11,17 @@ import sys
 
 import jax
 
+from deltanet_jax import __version__
 from experiments.lib import app
 
-CHECKOUT = pathlib.Path(__file__).parents[2]
+CHECKOUT = pathlib.Path(__file__).parents[2]  # or site-packages, if installed from a wheel
+INSTALLED = not (CHECKOUT / "pyproject.toml").is_file()
 _PACKAGES = ("deltanet_jax", "pallas_kernels", "experiments")
 
 
 def describe() -> dict:
   """Machine, versions, commit and date; `modified=True` is added for uncommitted code."""
-  found = commit()
+  found = f"version {__version__}" if INSTALLED else commit()
   origin = dict(
     machine=_machine(),
     device=jax.devices()[0].device_kind,
@@ -29,7 +31,8 @@ def describe() -> dict:
     commit=found or "unknown",
     date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
   )
-  return origin | (dict(modified=True) if found is None or modified_code() else {})
+  modified = found is None or (not INSTALLED and modified_code())
+  return origin | (dict(modified=True) if modified else {})
 
 
 def commit(checkout: pathlib.Path = CHECKOUT) -> str | None:

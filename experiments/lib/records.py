@@ -15,7 +15,10 @@ from deltanet_jax import files
 from experiments.lib import provenance
 
 _RESULTS = flags.DEFINE_string(
-  "results", None, "Folder of all results; experiments/results of the checkout if unset."
+  "results",
+  None,
+  "Folder of all results; by default experiments/results of the checkout, or ./results if the"
+  " package is installed from a wheel.",
 )
 _ALLOW_MODIFIED = flags.DEFINE_bool(
   "allow_modified", False, "Measure uncommitted code; records are marked, and tests reject them."
@@ -91,7 +94,8 @@ def open(name: str, *, read_only: bool = False) -> Records:
   """
   if read_only:
     return Records(_file(name), {})
-  check_committed(provenance.CHECKOUT, allow_modified=_ALLOW_MODIFIED.value)
+  if not provenance.INSTALLED:  # a release names its code by its version
+    check_committed(provenance.CHECKOUT, allow_modified=_ALLOW_MODIFIED.value)
   return Records(_file(name), _provenance(), _AGAIN.value)
 
 
@@ -128,9 +132,10 @@ def read(name: str) -> list[dict]:
 
 
 def results() -> pathlib.Path:
-  """The folder of all results."""
+  """The folder of all results: of the checkout, or in the working directory if installed."""
   given = _RESULTS.value if flags.FLAGS.is_parsed() else None
-  return pathlib.Path(given) if given else provenance.CHECKOUT / "experiments/results"
+  default = "results" if provenance.INSTALLED else provenance.CHECKOUT / "experiments/results"
+  return pathlib.Path(given or default)
 
 
 def _file(name: str) -> pathlib.Path:

@@ -88,7 +88,7 @@ def test_folders_are_searched_in_order_and_skipped_files_are_returned(tmp_path):
   assert skipped == sorted(others)
   (tmp_path / "empty").mkdir()
   with pytest.raises(
-    ValueError, match=r"no supported text file: \.txt, \.md, \.json, \.jsonl or no"
+    ValueError, match=r"no supported text file: \.txt, .*\.jsonl, \.parquet, \.arrow or no"
   ):
     find_sources(tmp_path / "empty")
   with pytest.raises(FileNotFoundError, match="does not exist"):

@@ -27,7 +27,7 @@ from deltanet_jax.data.corpus.split import (
   all_documents,
   split_validation,
 )
-from deltanet_jax.data.corpus.text import Source, find_sources
+from deltanet_jax.data.corpus.text import Paths, Source, find_sources
 from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
 
 _PARTIAL = ".partial"
@@ -38,7 +38,7 @@ _GROUP = 1 << 22  # bytes of text tokenized at a time
 class _Input(NamedTuple):
   """Input of one split: the path that the user gave, and the text files found there."""
 
-  path: pathlib.Path
+  path: str | pathlib.Path
   sources: list[Source]
 
 
@@ -71,17 +71,18 @@ def _check_output(output: pathlib.Path):
       )
 
 
-def _find(path: str | pathlib.Path, report: Callable[[str], None]) -> _Input:
+def _find(path: Paths, report: Callable[[str], None]) -> _Input:
   """Find the text files of a file or folder, and report skipped files."""
   sources, skipped = find_sources(path)
   if skipped:
     more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
     report(
       f"{path}: reading {len(sources)} files, skipping {len(skipped)}:"
-      f" {', '.join(skipped[:5])}{more} (supported: .txt, .md, .json, .jsonl"
-      " and text without suffix)"
+      f" {', '.join(skipped[:5])}{more} (supported: .txt, .md, .json, .jsonl,"
+      " .parquet, .arrow and text without suffix)"
     )
-  return _Input(pathlib.Path(path), sources)
+  single = isinstance(path, str | pathlib.Path)
+  return _Input(path if single else ", ".join(map(str, path)), sources)
 
 
 def _checksums(sources: list[Source]) -> list[tuple[str, str]]:
@@ -212,11 +213,11 @@ def _write_shards(
 
 
 def prepare(
-  source: str | pathlib.Path,
+  source: Paths,
   output: str | pathlib.Path,
   tokenizer: Tokenizer,
   *,
-  validation: float | str | pathlib.Path = 0.01,
+  validation: float | Paths = 0.01,
   eos: bool = True,
   seed: int = 0,
   shard_tokens: int = 1 << 28,
@@ -229,14 +230,15 @@ def prepare(
   a complete corpus.
 
   Args:
-    source: Text, Markdown, JSON or JSON lines file, possibly compressed, or a folder of them.
+    source: Text, Markdown, JSON or JSON lines file, possibly compressed, Parquet or Arrow file, a
+      folder of them, a folder of Hugging Face `datasets`, a glob pattern, or several of these.
     output: New or empty folder.
     tokenizer: Encodes the documents; its files are saved with the corpus.
-    validation: Validation split: a fraction of the text's bytes, or a separate file or folder.
+    validation: Validation split: a fraction of the text's bytes, or separate input like `source`.
     eos: Whether to append the tokenizer's EOS token to each document.
     seed: Of the shuffle.
     shard_tokens: Shard size: a shard ends with the document that reaches this number of tokens.
-    text_field: Field of the JSON objects that has the text.
+    text_field: Field of the JSON objects, or column of Parquet and Arrow files, with the text.
     report: Called with a one-line message about skipped files.
   """
   separate = not isinstance(validation, int | float)

@@ -1,20 +1,26 @@
-"""Read documents from text, JSON and JSON lines files, plain or compressed."""
+"""Read documents from text, JSON and JSON lines files, plain or compressed, Parquet and Arrow."""
 
 import codecs
 import contextlib
 import dataclasses
+import glob
 import gzip
 import importlib.util
 import json
 import lzma
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from deltanet_jax.data.corpus import arrow
+
 TEXTS = (".txt", ".md", "")  # one document per file; files without suffix only if they are text
-KINDS = (*TEXTS, ".json", ".jsonl")
+KINDS = (*TEXTS, ".json", ".jsonl", *arrow.SUFFIXES)
 PACKINGS = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20  # bytes read at a time
+
+# A file, a folder or a glob pattern, or several of them.
+Paths = str | pathlib.Path | Sequence[str | pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +39,57 @@ def shipped_corpus() -> pathlib.Path:
   return pathlib.Path(__file__).parent / "shipped" / "austen.jsonl.xz"
 
 
-def find_sources(path: str | pathlib.Path) -> tuple[list[Source], list[str]]:
-  """Return the file, or all supported files of the folder, sorted by name; and names of the others.
+def find_sources(path: Paths) -> tuple[list[Source], list[str]]:
+  """Return the supported input files, sorted by name, and the names of skipped files.
 
-  The folder is searched recursively. Hidden files and folders are skipped.
+  Args:
+    path: A file, a folder (searched recursively), a glob pattern, a folder written by
+      `save_to_disk` of Hugging Face `datasets`, or several. Hidden files and folders are skipped.
   """
-  path = pathlib.Path(path)
+  if isinstance(path, str | pathlib.Path):
+    return find_sources(_matches(path)) if _is_pattern(path) else _find(pathlib.Path(path))
+  sources, skipped = [], []
+  for one in path:
+    found, others = find_sources(one)
+    if not _is_pattern(one):
+      # Files of several inputs may have the same name: the path as given distinguishes them.
+      folder = pathlib.Path(one).parent if pathlib.Path(one).is_file() else pathlib.Path(one)
+      found = [dataclasses.replace(x, name=(folder / x.name).as_posix()) for x in found]
+    sources += found
+    skipped += others
+  unique = {source.path.resolve(): source for source in sources}  # a file given twice is read once
+  return sorted(unique.values(), key=lambda s: s.name), sorted(skipped)
+
+
+def _is_pattern(path: str | pathlib.Path) -> bool:
+  return glob.has_magic(str(path)) and not pathlib.Path(path).exists()
+
+
+def _matches(pattern: str | pathlib.Path) -> list[pathlib.Path]:
+  found = [pathlib.Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]
+  if not found:
+    raise FileNotFoundError(f"{pattern} matches no file.")
+  return found
+
+
+def _find(path: pathlib.Path) -> tuple[list[Source], list[str]]:
   if not path.exists():
     raise FileNotFoundError(
-      f"{path} does not exist, expected a text, JSON or JSON lines file, or a folder."
+      f"{path} does not exist, expected a text, JSON, JSON lines or Parquet file, or a folder."
     )
-  files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+  for file in path.rglob("dataset_dict.json"):
+    arrow.dataset_files(file.parent)  # raises if there are several splits
+  files = arrow.dataset_files(path)
+  if files is None:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
   sources, skipped = [], []
   for file in files:
     relative = file.relative_to(path) if file != path else pathlib.Path(file.name)
     packing = file.suffix if file.suffix in PACKINGS else ""
     kind = pathlib.Path(file.name.removesuffix(packing)).suffix
     hidden = file != path and any(part.startswith(".") for part in relative.parts)
-    if hidden or kind not in KINDS or (kind == "" and not _is_text(file, packing)):
+    other = kind not in KINDS or (packing and kind in arrow.SUFFIXES) or arrow.is_metadata(file)
+    if hidden or other or (kind == "" and not _is_text(file, packing)):
       skipped.append(relative.as_posix())
     else:
       sources.append(Source(relative.as_posix(), file, kind, packing, file.stat().st_size))
@@ -146,11 +185,11 @@ def _text_of(entry, field: str) -> bytes:
 def read_documents(
   source: Source, text_field: str, progress: Callable[[int], None]
 ) -> Iterator[bytes]:
-  """Yield the UTF-8 text of each document: a complete text file, or a field of each JSON object.
+  """Yield the UTF-8 text of each document: a text file, or a field of each JSON object or row.
 
   Args:
     source: Input file.
-    text_field: Field of the JSON objects that has the text.
+    text_field: Field of the JSON objects, or column of Parquet and Arrow files, with the text.
     progress: Called with the number of bytes of the file read since the last call.
   """
   location, reported = "", 0
@@ -161,6 +200,13 @@ def read_documents(
         text = b"".join(blocks)
         text.decode()  # raises if it is not UTF-8
         yield text
+      elif source.kind in arrow.SUFFIXES:
+        for i, (fraction, text) in enumerate(arrow.texts(source.path, text_field)):
+          location = f", row {i + 1}"
+          yield text
+          if (read := int(fraction * source.size)) != reported:
+            progress(read - reported)
+            reported = read
       else:
         for here, entry in _entries(blocks, source.kind):
           location = here
@@ -168,7 +214,7 @@ def read_documents(
           if (read := raw.tell()) != reported:
             progress(read - reported)
             reported = read
-    except ImportError:
+    except (ImportError, arrow.ColumnError):
       raise
     except Exception as e:
       # Each library has its own exceptions for damaged files.
