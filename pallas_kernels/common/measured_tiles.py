@@ -13,9 +13,12 @@ import os
 import pathlib
 import tempfile
 
+import jax
+
 from pallas_kernels.common import gpu
 
-_overrides: dict[str, tuple[int, ...]] = {}
+# A user context is part of the key of JAX's caches: a trace with other tiles is not reused.
+_overrides = jax.make_user_context(())
 
 
 def cache_file() -> pathlib.Path:
@@ -28,8 +31,8 @@ def cache_file() -> pathlib.Path:
 
 def find(kernel: str, dtype: str, key_size: int) -> tuple[int, ...] | None:
   """Return the measured tile of a kernel for this dtype and padded key size; None if unmeasured."""
-  if kernel in _overrides:
-    return _overrides[kernel]
+  if tile := dict(_overrides.value).get(kernel):
+    return tile
   device = gpu.device_kind()
   if device is None:
     return None
@@ -42,16 +45,9 @@ def entry(kernel: str, dtype: str, key_size: int) -> str:
   return f"{kernel} {dtype} {key_size}"
 
 
-@contextlib.contextmanager
-def override(tiles: dict[str, tuple[int, ...]]):
+def override(tiles: dict[str, tuple[int, ...]]) -> contextlib.AbstractContextManager:
   """Use these tiles (kernel -> tile) for kernels traced inside the context."""
-  before = dict(_overrides)
-  _overrides.update(tiles)
-  try:
-    yield
-  finally:
-    _overrides.clear()
-    _overrides.update(before)
+  return _overrides(tuple(sorted((dict(_overrides.value) | tiles).items())))
 
 
 def write(device_kind: str, tiles: dict[str, tuple[int, ...]]) -> pathlib.Path:
