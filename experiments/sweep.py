@@ -21,7 +21,7 @@ import pathlib
 import jax
 from absl import flags
 
-from experiments.lib import app, config_modules, records, sweep_spec
+from experiments.lib import app, config_modules, import_flag, records, sweep_spec
 from experiments.lib.sweep_runner import Sweep
 
 _CONFIG = flags.DEFINE_string(
@@ -43,6 +43,7 @@ _ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 
 
 def main():
+  import_flag.import_modules()
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
   config, folder = _CONFIG.value, pathlib.Path(_OUT.value)
   if not config:
