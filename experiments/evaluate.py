@@ -7,6 +7,7 @@
   python -m experiments.evaluate --workdir=RUN --contexts=1,2,4,8         # length generalization
   python -m experiments.evaluate --workdir=RUN --tasks=table1 --paper_row=deltanet-340m
   python -m experiments.evaluate --workdir=RUN --tasks=piqa,swde --local_data=FOLDER  # no network
+  python -m experiments.evaluate --workdir=RUN --tasks=mine,sciq --include_path=FOLDER
 
 Documents are packed into sequences as in training; every token but the first of a document is
 predicted once. On the corpus of the run this reproduces its last validation, bitwise on the same
@@ -16,10 +17,11 @@ record per model and text, with machine, commit and command.
 A run of a task of yours (`train --task=module:function`) is evaluated on that task; --task names
 another. --evaluator=module:function adds metrics; by default those of the run.
 
-Tasks are those of the paper's tables, by their names in lm-evaluation-harness (extra `eval`), or
-the groups table1, table2 and recall. Data are downloaded from the Hugging Face hub, or read from
-FOLDER/<task>.jsonl in the same schema. There is one record per model and task, also with versions
-and hashes of data and tokenizer.
+--tasks takes any task, group or tag of lm-evaluation-harness (extra `eval`) by its name, tasks that
+YAML files in --include_path define, and the groups table1, table2 and recall of the paper. Data are
+downloaded from the Hugging Face hub; those of the paper's tasks may be files, FOLDER/<task>.jsonl
+in the same schema. There is one record per model and task, also with versions and hashes of data
+and tokenizer.
 """
 
 from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
@@ -92,6 +94,9 @@ _EVALUATORS = flags.DEFINE_multi_string(
   " repeatable. By default those of the run, on its own text or task.",
 )
 _TASKS = flags.DEFINE_list("tasks", None, "Tasks of lm-evaluation-harness instead of a text.")
+_INCLUDE_PATH = flags.DEFINE_string(
+  "include_path", None, "Folder with task definitions of yours, YAML of lm-evaluation-harness."
+)
 _LOCAL_DATA = flags.DEFINE_string(
   "local_data", None, "Folder with <task>.jsonl of each task; by default data are downloaded."
 )
@@ -141,6 +146,8 @@ def main():
   if _TASKS.value:
     run_tasks()
     return
+  if _INCLUDE_PATH.value:
+    raise ValueError("--include_path needs --tasks: name the tasks to evaluate.")
   model = subject(text=bool(given) and not _TASK.value)
   named = model.history.get("origin", {})
   evaluators = extensions.open_evaluators(
@@ -161,6 +168,7 @@ def run_tasks():
   model = subject()
   options = dict(batch=_BATCH.value, length=_LENGTH.value, bos=_BOS.value)
   options |= dict(local_data=_LOCAL_DATA.value, limit=_LIMIT.value)
+  options |= dict(include_path=_INCLUDE_PATH.value)
   outputs, results = _open_records(), []
   key = model.facts()
   for result, settings, versions in task_results.evaluate(model, _TASKS.value, **options):
