@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from deltanet_jax.config import nearest
@@ -26,15 +27,22 @@ class NamedTasks:
       _check_folder(self._folder)
     self.own = [] if self._folder is None else self._manager(True).all_tasks
 
-  def check(self, name: str, short: list[str]):
-    """Raise ValueError unless there is such a task, group or tag; `short` are names of others."""
+  def check(self, name: str, known: Iterable[str], aliases: Iterable[str]):
+    """Raise ValueError unless there is such a task, group or tag.
+
+    Args:
+      known: names of other tasks, for a hint.
+      aliases: other names that are allowed.
+    """
     if name in self.own or name in self._manager(False).all_tasks:
       return
-    near = nearest(name, [*short, *self.own]) or nearest(name, self._manager(False).all_tasks)
+    near = nearest(name, [*known, *aliases, *self.own]) or nearest(
+      name, self._manager(False).all_tasks
+    )
     folder = "" if self._folder is None else f" or of {self._folder}"
     raise ValueError(
       f"the task is {name!r}{near}, expected a task, group or tag of lm-evaluation-harness{folder},"
-      f" or one of {', '.join(short)}."
+      f" or an alias: {', '.join(aliases)}."
     )
 
   def load(self, name: str) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def resolve(names: Iterable[str], others: NamedTasks | None = None) -> list[str]
   found: dict[str, None] = {}
   for name in names:
     if name not in TASKS and name not in SHORT:
-      others.check(name, [*TASKS, *SHORT])
+      others.check(name, TASKS, SHORT)
     found |= dict.fromkeys(SHORT.get(name, (name,)))
   return list(found)
 

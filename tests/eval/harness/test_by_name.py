@@ -81,7 +81,11 @@ def test_a_tag_yields_its_tasks(lm, folder):
 @pytest.mark.parametrize(
   "name, content, message",
   [
-    ("colors", None, r"the task is 'colors' \(nearest: colours\), .* of my_tasks, or one of wikit"),
+    (
+      "colors",
+      None,
+      r"the task is 'colors' \(nearest: colours\), .* of my_tasks, or an alias: lam",
+    ),
     ("colours", "a: [", r"my_tasks/other\.yaml is not a task definition of lm-evaluation-harness"),
     ("piqa", "task: piqa", "'piqa' of --include_path is the name of a task of the paper's tables"),
     (
