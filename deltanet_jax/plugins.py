@@ -38,6 +38,13 @@ def import_path(thing: Any) -> str:
   return f"{os.path.abspath(files[0]) if files else module}:{name}"
 
 
+def search(folder: str | pathlib.Path):
+  """Append a folder to sys.path, so that it is searched for modules after all others."""
+  folder = os.path.abspath(folder)
+  if folder not in map(os.path.abspath, sys.path):  # "" is the working directory
+    sys.path.append(folder)
+
+
 def import_module(name: str) -> ModuleType:
   """Import a module by name, or a Python file by path (`FOLDER/file.py`).
 
@@ -53,8 +60,7 @@ def import_module(name: str) -> ModuleType:
     raise ValueError(
       f"{name!r} is not the name of a module: expected package.module, or the path of a .py file."
     )
-  if os.getcwd() not in sys.path and "" not in sys.path:
-    sys.path.append(os.getcwd())
+  search(os.getcwd())
   importlib.invalidate_caches()  # the file may be newer than the last listing of its folder
   try:
     return importlib.import_module(name)
