@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
   from deltanet_jax import mixers as mixers
   from deltanet_jax import models as models
   from deltanet_jax import ops as ops
+  from deltanet_jax import plugins as plugins
   from deltanet_jax import sharding as sharding
   from deltanet_jax import train as train
   from deltanet_jax.interop import load_fla
@@ -53,6 +54,7 @@ _SUBMODULES = (
   "mixers",
   "models",
   "ops",
+  "plugins",
   "sharding",
   "train",
 )

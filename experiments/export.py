@@ -16,7 +16,7 @@ from absl import flags
 from deltanet_jax.data import load_tokenizer
 from deltanet_jax.interop import save_fla
 from deltanet_jax.train import load_trained, save_weights
-from experiments.lib import app
+from experiments.lib import app, import_flag
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write, new or empty.", required=True)
@@ -27,6 +27,7 @@ _FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "safetensors"], "Format
 
 
 def main():
+  import_flag.import_modules()
   trained = load_trained(_WORKDIR.value, _STEP.value)
   if _FORMAT.value == "orbax":
     save_weights(trained, _OUTPUT.value)

@@ -28,7 +28,7 @@ from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.interop import checkpoint_folder, load_fla
 from deltanet_jax.models import LM, PRESETS, build, preset
 from deltanet_jax.train import load_trained
-from experiments.lib import app, prompts
+from experiments.lib import app, import_flag, prompts
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, or of exported weights.")
 _STEP = flags.DEFINE_integer(
@@ -130,6 +130,7 @@ def ids(prompt: str) -> list[int]:
 
 
 def main():
+  import_flag.import_modules()
   check_flags()
   sampling = Sampling(temperature=_TEMPERATURE.value, top_k=_TOP_K.value, top_p=_TOP_P.value)
   sampling.validate()

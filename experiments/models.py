@@ -11,9 +11,9 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 # isort: split
 from absl import flags
 
-from deltanet_jax.mixers import MIXERS
+from deltanet_jax.mixers import MIXERS, register_installed
 from deltanet_jax.models import PRESETS, preset, summarize
-from experiments.lib import app, mixer_table
+from experiments.lib import app, import_flag, mixer_table
 
 _MATCH = flags.DEFINE_string("match", "", "Only presets, or mixers, whose name contains this.")
 _LENGTH = flags.DEFINE_integer(
@@ -38,6 +38,8 @@ def show_presets(names):
 
 
 def main():
+  import_flag.import_modules()
+  register_installed()
   names = [name for name in (MIXERS if _MIXERS.value else PRESETS) if _MATCH.value in name]
   if not names:
     raise ValueError(f"no name contains {_MATCH.value!r}.")

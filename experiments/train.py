@@ -10,6 +10,8 @@
 `--config` is a name in experiments/configs or the path of a Python file; an argument of its
 get_config may follow after a colon. Every field can be set
 (`--config.optimizer.learning_rate=1e-3`). The same command resumes from the latest checkpoint.
+`--task=module:function` trains on a task of yours: the function gets the config and returns a Task.
+`--evaluator=module:function` adds metrics: it gets an EvalContext and yields (name, value).
 SIGTERM saves a checkpoint and exits with code 75, Ctrl-C saves and exits with 130, a second Ctrl-C
 exits without saving. Multiple hosts: experiments/README.md.
 
@@ -26,8 +28,9 @@ import pathlib
 
 from absl import flags
 
+from deltanet_jax.eval import Validation
 from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
-from experiments.lib import app, config_file, multihost, training
+from experiments.lib import app, config_file, extensions, multihost, training
 from experiments.lib.multihost import report
 
 _WORKDIR = flags.DEFINE_string(
@@ -45,6 +48,18 @@ _INIT_STEP = flags.DEFINE_integer(
 _EXTEND = flags.DEFINE_bool(
   "extend", False, "Resume the run with a larger --config.tokens; see above."
 )
+_TASK = flags.DEFINE_string(
+  "task",
+  None,
+  "Task of yours instead of a corpus: module:function, called with the config, or the name of an"
+  " entry point in deltanet_jax.tasks.",
+)
+_EVALUATORS = flags.DEFINE_multi_string(
+  "evaluator",
+  [],
+  "Evaluator of yours: module:function, or the name of an entry point in deltanet_jax.evaluators;"
+  " repeatable.",
+)
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
 _FROM_SCRATCH = flags.DEFINE_bool(
   "from_scratch", False, "Start at step 0 if all checkpoints of the workdir are damaged."
@@ -57,15 +72,19 @@ def main():
     raise ValueError("--config and --workdir are needed; see --help.")
   if _INIT_STEP.value is not None and not _INIT_FROM.value:
     raise ValueError("--init_step needs --init_from: set both.")
-  workdir = pathlib.Path(_WORKDIR.value)
+  workdir, own = pathlib.Path(_WORKDIR.value), extensions.open_evaluators(_EVALUATORS.value)
   multihost.join()
   initial = (
     InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
   )
   start = dict(initial=initial, extend=_EXTEND.value, trainer=make_trainer(cfg))
-  task = training.open_task(cfg, workdir, **start)
+  task = training.open_task(cfg, workdir, _TASK.value, **start)
+  evaluators = [Validation(task, cfg.eval_batches), *own]
+  # `evaluate` opens the same task and evaluators.
+  named = dict(task=_TASK.value, evaluators=_EVALUATORS.value)
   options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
-  results = training.run(cfg, workdir, task, **start, **options)
+  options |= dict(origin={name: value for name, value in named.items() if value})
+  results = training.run(cfg, workdir, task, evaluators, **start, **options)
   report("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 
 

@@ -24,6 +24,7 @@ ORDER = (
 # These import nothing else of the project, except modules after them in this list.
 LEAVES = (
   "deltanet_jax.data",
+  "deltanet_jax.plugins",
   "deltanet_jax.config",
   "deltanet_jax.chips",
   "deltanet_jax.files",

@@ -1,6 +1,9 @@
 """Token mixers: registry from a mixer's kind to its class, and construction from a config."""
 
-from deltanet_jax.config import MixerConfig
+from collections.abc import Iterable
+
+from deltanet_jax import plugins
+from deltanet_jax.config import MixerConfig, nearest
 from deltanet_jax.mixers.abc_gsa import ABC, GSA
 from deltanet_jax.mixers.attention import Attention
 from deltanet_jax.mixers.base import ONLY_LAYER, Layer, Mixer
@@ -24,8 +27,9 @@ from deltanet_jax.mixers.rwkv6 import RWKV6
 from deltanet_jax.mixers.rwkv7 import RWKV7
 from deltanet_jax.mixers.s4d import S4D
 
-# All mixers by `kind`. Other packages register theirs by `MIXERS["name"] = TheirMixer`. Importing
-# all modules takes 40 ms more than importing one, which already loads JAX, Flax and the operators.
+# All mixers by `kind`. Other packages register theirs by `MIXERS["name"] = TheirMixer`, or by an
+# entry point in the group `deltanet_jax.mixers`. Importing all modules takes 40 ms more than
+# importing one, which already loads JAX, Flax and the operators.
 MIXERS: dict[str, type[Mixer]] = {
   "abc": ABC,
   "attention": Attention,
@@ -53,16 +57,100 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 
 
-def mixer_class(kind: str) -> type[Mixer]:
-  """Mixer class registered under `kind`."""
+_OWN = dict(MIXERS)  # the mixers of this package
+
+
+def mixer_class(kind: str, path: str | None = None) -> type[Mixer]:
+  """Mixer class registered under `kind`, or of the entry point of that name.
+
+  Args:
+    kind: of the mixer's config.
+    path: `module:Class`, imported and registered if there is no mixer of that kind yet.
+
+  Raises:
+    ValueError: there is no mixer of that kind, or its module cannot be imported.
+  """
   if kind not in MIXERS:
-    raise ValueError(f"mixer kind is {kind!r}, expected one of {sorted(MIXERS)}.")
+    found = _stored(kind, path) if path else _installed(kind)
+    MIXERS.setdefault(kind, found)  # importing its module may have registered it
   return MIXERS[kind]
 
 
-def mixer_config(kind: str) -> type[MixerConfig]:
-  """Config class of the mixer registered under `kind`."""
-  return mixer_class(kind).Config
+def _stored(kind: str, path: str) -> type[Mixer]:
+  """The class that a config.json names."""
+  module = path.rpartition(":")[0]
+  if module == plugins.MAIN:
+    raise ValueError(
+      f"the mixer {kind!r} was defined in the script that trained it: move it to a module of its"
+      " own and import that, in commands with --import=MODULE."
+    )
+  if "/" in module:  # code is executed by name only if it is on sys.path
+    raise ValueError(
+      f"the mixer {kind!r} is defined in the file {module}: import it, in commands with"
+      f" --import={module}."
+    )
+  if kind in plugins.entry_points("mixers"):
+    return _installed(kind)
+  try:
+    found = plugins.load(path)
+  except ValueError as e:
+    if kind in MIXERS:  # the module registered it, perhaps under another class name
+      return MIXERS[kind]
+    raise ValueError(
+      f"the mixer {kind!r} of {path} cannot be imported ({str(e).rstrip('.')}); if it has moved,"
+      " import its module, in commands with --import=MODULE."
+    ) from e
+  return _checked(kind, found, path)
+
+
+def _installed(kind: str) -> type[Mixer]:
+  """The class of the entry point `kind`."""
+  points = plugins.entry_points("mixers")
+  if kind not in points:
+    known = {*MIXERS, *points}
+    raise ValueError(
+      f"mixer kind is {kind!r}{nearest(kind, known)}, expected one of {sorted(known)}, or import"
+      " the module that registers it, in commands with --import=MODULE."
+    )
+  return _checked(kind, plugins.load_entry_point(points[kind]), points[kind].value)
+
+
+def _checked(kind: str, found, path: str) -> type[Mixer]:
+  if not (isinstance(found, type) and issubclass(found, Mixer)):
+    raise ValueError(f"{path} is not a subclass of Mixer, expected the mixer {kind!r}.")
+  return found
+
+
+def register_installed():
+  """Register the mixers of all entry points in the group `deltanet_jax.mixers`."""
+  for kind in plugins.entry_points("mixers"):
+    mixer_class(kind)
+
+
+def import_paths(kinds: Iterable[str]) -> dict[str, str]:
+  """Return `module:Class` by kind of the mixers that are not this package's own.
+
+  Raises:
+    ValueError: a kind of this package has been replaced by another class, so that a reader would
+      build another model.
+  """
+  found = {}
+  for kind in sorted(set(kinds)):
+    mixer = mixer_class(kind)
+    if mixer is _OWN.get(kind):
+      continue
+    if kind in _OWN:
+      raise ValueError(
+        f"{plugins.import_path(mixer)} replaces the package's own mixer {kind!r}: register it under"
+        " another kind."
+      )
+    found[kind] = plugins.import_path(mixer)
+  return found
+
+
+def mixer_config(kind: str, path: str | None = None) -> type[MixerConfig]:
+  """Config class of the mixer registered under `kind`; see `mixer_class`."""
+  return mixer_class(kind, path).Config
 
 
 def build_mixer(cfg: MixerConfig, width: int, *, layer: Layer = ONLY_LAYER, **options) -> Mixer:
@@ -79,4 +167,13 @@ def build_mixer(cfg: MixerConfig, width: int, *, layer: Layer = ONLY_LAYER, **op
   return mixer(cfg, width, **layer_option, **options)
 
 
-__all__ = ["MIXERS", "Layer", "Mixer", "build_mixer", "mixer_class", "mixer_config"]
+__all__ = [
+  "MIXERS",
+  "Layer",
+  "Mixer",
+  "build_mixer",
+  "import_paths",
+  "mixer_class",
+  "mixer_config",
+  "register_installed",
+]

@@ -100,6 +100,7 @@ def save_weights(
   values = dict(
     version=folders.VERSION,
     config=to_json(trained.config),
+    mixers=folders.mixer_paths(trained.config),
     task=dict(tokenizer=stored and stored.name),
     step=trained.step,
     checksum=checksum(weights),

@@ -6,7 +6,7 @@ import pathlib
 from deltanet_jax.config import TrainConfig, from_json, to_json
 from deltanet_jax.data import Task
 from deltanet_jax.files import write_json
-from deltanet_jax.mixers import mixer_config
+from deltanet_jax.mixers import import_paths, mixer_config
 
 FILE = "config.json"
 LOCK = "lock"  # held by the training process; readers do not need it
@@ -40,6 +40,7 @@ def check(
     initial: path of the initial weights, if the caller names one.
     extend: whether `cfg.tokens` may be larger than that of the run.
   """
+  mixer_paths(cfg)
   if not (workdir / FILE).exists():
     _check_new(workdir, extend)
     return
@@ -127,6 +128,7 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, ini
     dict(
       version=VERSION,
       config=to_json(cfg),
+      mixers=mixer_paths(cfg),
       identity=task.identity(),
       task=task.describe(),
       origin=origin,
@@ -134,6 +136,11 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, ini
       extended=[],
     ),
   )
+
+
+def mixer_paths(cfg: TrainConfig) -> dict[str, str]:
+  """Return the import paths of the config's mixers, by kind, that are not this package's own."""
+  return import_paths(mixer.kind for mixer in cfg.model.mixers.values())
 
 
 def initial_origin(workdir: pathlib.Path) -> dict | None:
@@ -180,9 +187,16 @@ def is_run(folder: str | pathlib.Path) -> bool:
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:
-  """Return the config of a run, and all values of its config.json."""
+  """Return the config of a run, and all values of its config.json.
+
+  Imports the modules of mixers that are not this package's own.
+
+  Raises:
+    ValueError: the folder holds no run, or a mixer cannot be imported.
+  """
   values = _read(workdir / FILE)
-  return from_json(values["config"], mixer_config), values
+  paths = values.get("mixers", {})  # absent before version 0.3
+  return from_json(values["config"], lambda kind: mixer_config(kind, paths.get(kind))), values
 
 
 def _read(path) -> dict:

@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from deltanet_jax.config import TrainConfig
-from experiments.lib import app, config_help, config_modules
+from experiments.lib import app, config_help, config_modules, import_flag
 
 # Literal fields, like `--config.model.remat=dots`; validate() checks their values.
 config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())
@@ -34,6 +34,10 @@ def parse(argv: list[str]) -> list[str]:
     main = sys.modules["__main__"]
     main.__doc__ = f"{main.__doc__}\n{config_help.text()}"
     return app.parse(argv)
+  try:
+    import_flag.import_modules_of(argv)
+  except ValueError as e:
+    raise SystemExit(f"--import: {e}") from e
   try:
     # Load the config once here: absl would report an exception as a traceback.
     for i, value in _values(argv):

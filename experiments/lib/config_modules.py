@@ -11,6 +11,7 @@ import pkgutil
 import traceback
 from types import ModuleType
 
+from deltanet_jax import plugins
 from deltanet_jax.config import nearest
 from experiments import configs
 
@@ -53,6 +54,8 @@ def load(path: pathlib.Path) -> ModuleType:
   try:
     if is_builtin(path):
       return importlib.import_module(f"{configs.__name__}.{path.stem}")
+    for folder in (pathlib.Path.cwd(), path.parent):  # modules that the file imports
+      plugins.search(folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None:
       raise ValueError(f"{path} is not a Python file.")

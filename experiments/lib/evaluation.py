@@ -18,6 +18,7 @@ from deltanet_jax.data import (
   Corpus,
   Split,
   SplitText,
+  Task,
   Tokenizer,
   find_tokenizer,
   load_tokenizer,
@@ -30,7 +31,7 @@ from deltanet_jax.eval import LossByPosition, Validation, evaluate
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import LM
 from deltanet_jax.models.abstract import digest, weights_of
-from deltanet_jax.train import load_trained
+from deltanet_jax.train import Evaluator, load_trained
 from deltanet_jax.train import workdir as folders
 
 SHIPPED = "shipped"
@@ -65,11 +66,15 @@ class Subject:
     return remarks
 
 
-def open_run(folder: str, step: int | None, tokenizer: str | None) -> Subject:
-  """Load the model of a run or of exported weights, which store their tokenizer."""
+def open_run(folder: str, step: int | None, tokenizer: str | None, *, text: bool = True) -> Subject:
+  """Load the model of a run or of exported weights, which store their tokenizer.
+
+  Args:
+    text: whether the model is evaluated on text; ValueError if it was not trained on text.
+  """
   trained = load_trained(folder, step)
-  if trained.tokenizer is None:
-    raise ValueError(f"{folder} was not trained on text: it can be evaluated by its own task only.")
+  if text:
+    check_text(trained.folder, trained.tokenizer)
   if tokenizer is not None:
     raise ValueError(f"{folder} was trained on {trained.tokenizer!r}: leave --tokenizer out.")
   identity = folders.read_config(trained.folder)[1].get("identity")
@@ -82,6 +87,12 @@ def open_run(folder: str, step: int | None, tokenizer: str | None) -> Subject:
     trained.history,
     identity,
   )
+
+
+def check_text(folder: pathlib.Path, tokenizer: str | pathlib.Path | None):
+  """Raise ValueError if a run has no tokenizer."""
+  if tokenizer is None:
+    raise ValueError(f"{folder} was not trained on text: name its task by --task=module:function.")
 
 
 def open_public(folder: str, tokenizer: str | None) -> Subject:
@@ -178,6 +189,18 @@ def measure(subject: Subject, cfg: TrainConfig, split: Split, batches: int | Non
   if not math.isfinite(found["loss"]):
     raise ValueError(f"the loss is {found['loss']}: the model's outputs are non-finite.")
   return dict(perplexity=math.exp(found["loss"])) | found
+
+
+def measure_task(
+  subject: Subject,
+  cfg: TrainConfig,
+  task: Task,
+  evaluators: Sequence[Evaluator],
+  batches: int | None,
+) -> dict:
+  """Return the validation metrics of a task that need not be text, and those of the evaluators."""
+  every = [Validation(task, batches), *evaluators]
+  return evaluate(subject.model, cfg, every, subject.step or 0)
 
 
 def per_word(found: dict, corpus: Corpus, split: Split) -> dict:

@@ -99,9 +99,13 @@ def open(name: str, *, read_only: bool = False) -> Records:
   return Records(_file(name), _provenance(), _AGAIN.value)
 
 
-def open_folder(folder: pathlib.Path) -> Records:
-  """Open records.jsonl in a folder of the user; uncommitted code is allowed, but recorded."""
-  return Records(folder / "records.jsonl", _provenance())
+def open_folder(folder: pathlib.Path, *, read_only: bool = False) -> Records:
+  """Open records.jsonl in a folder of the user; uncommitted code is allowed, but recorded.
+
+  Args:
+    read_only: nothing will be written.
+  """
+  return Records(folder / "records.jsonl", {} if read_only else _provenance(), _AGAIN.value)
 
 
 def _provenance() -> dict:

@@ -59,16 +59,41 @@ class Sweep:
     best = _best(row, found)
     return sum(self.recorded(row, best, seed) is None for seed in others)
 
+  def rows_to_train(self) -> list[Row]:
+    """The rows with missing runs.
+
+    Raises:
+      ValueError: the evaluators of one of them do not report its metric.
+    """
+    rows = [row for row in self._rows if self.missing(row)]
+    for row in rows:
+      row.check_metric(row.make(row.grid[0], row.seeds[0]).metric_names())
+    return rows
+
+  def summary(self) -> str:
+    """A table of the runs that are done: settings, metric, updates and seconds."""
+    lines = []
+    for row in self._rows:
+      runs = [(point, row.seeds[0]) for point in row.grid]
+      # Other seeds are trained with the best point only.
+      runs += [(point, seed) for seed in row.seeds[1:] for point in row.grid]
+      for point, seed in runs:
+        if found := self.recorded(row, point, seed):
+          shown = ", ".join(f"{name} {value:g}" for name, value in point.items())
+          value = "diverged" if "diverged" in found else f"{found['evaluation'][row.metric]:.4f}"
+          cost = [found.get("updates"), found["seconds"]]
+          cells = [row.name, shown, str(seed), row.metric, value]
+          lines.append([*cells, *("–" if x is None else str(x) for x in cost)])
+    return table(["row", "point", "seed", "metric", "value", "updates", "seconds"], lines)
+
   def train(self) -> list[str]:
     """Train the missing runs; return names of rows that other processes are training.
 
     Raises:
       ValueError: the evaluators of a row do not report its metric; before any training.
     """
-    elsewhere, rows = [], [row for row in self._rows if self.missing(row)]
-    for row in rows:
-      row.check_metric(row.make(row.grid[0], row.seeds[0]).metric_names())
-    for row in rows:
+    elsewhere = []
+    for row in self.rows_to_train():
       if not self.missing(row):  # another process has trained it by now
         continue
       with self._locked(row) as acquired:

@@ -80,10 +80,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """The rows of a config file; records are stored under its name."""
+  """The rows of a config file.
+
+  Attributes:
+    name: records are stored under it.
+    builtin: whether the file is in experiments/configs.
+  """
 
   name: str
   rows: list[Row]
+  builtin: bool = True
 
 
 def load(value: str) -> Table:
@@ -105,14 +111,15 @@ def load(value: str) -> Table:
   names = [row.name for row in rows]
   if twice := sorted({name for name in names if names.count(name) > 1}):
     raise ValueError(f"{path} has several rows named {twice[0]!r}: make their keys distinct.")
-  return Table(path.stem, rows)
+  return Table(path.stem, rows, config_modules.is_builtin(path))
 
 
 def select(rows: list[Row], patterns: list[str]) -> list[Row]:
   """Rows that match any of the patterns (a set, a name, or a glob of names), in table order."""
   chosen = []
   for pattern in patterns:
-    found = [x for x in rows if pattern == x.set or fnmatch.fnmatchcase(x.name, pattern)]
+    named = lambda x: pattern in (x.set, x.name)
+    found = [x for x in rows if named(x) or fnmatch.fnmatchcase(x.name, pattern)]
     if not found:
       sets = ", ".join(sorted({row.set for row in rows}))
       names = [row.name for row in rows]

@@ -22,23 +22,26 @@ from deltanet_jax.train import (
   saved_steps,
   train,
 )
-from experiments.lib import provenance
+from experiments.lib import extensions, provenance
 from experiments.lib.exit_codes import INTERRUPTED, PREEMPTED
 from experiments.lib.multihost import report, wait_for_all
 from experiments.lib.records import Records
 from experiments.lib.training_run import TrainingRun
 
 
-def open_task(cfg: TrainConfig, workdir: pathlib.Path, **options) -> CorpusTask:
-  """Open the corpus of a config; without one, prepare the bundled novels in the workdir.
+def open_task(cfg: TrainConfig, workdir: pathlib.Path, name: str | None = None, **options) -> Task:
+  """Open a task by name, or the corpus of a config; without either, prepare the bundled novels.
 
   Validates config, mesh, workdir and initial weights first, so that nothing is written if one of
   them is wrong.
 
   Args:
+    name: see `extensions.open_task`; None: a corpus.
     options: passed to `check_start`.
   """
   check_start(cfg, workdir, **options)
+  if name is not None:
+    return extensions.open_task(name, cfg)
   folder = cfg.data.corpus
   if not folder:
     folder = workdir / "corpus"
@@ -55,12 +58,15 @@ def run(
   workdir: pathlib.Path,
   task: Task,
   evaluators: Sequence[Evaluator] | None = None,
+  *,
+  origin: dict | None = None,
   **options,
 ) -> dict[str, float]:
   """Train, and return the last evaluation; exit the process on SIGTERM or Ctrl-C.
 
   Args:
     evaluators: the validation split of the task if None.
+    origin: stored in config.json with the provenance.
     options: passed to `train`.
   """
   if evaluators is None:
@@ -71,7 +77,7 @@ def run(
       workdir,
       task,
       evaluators=evaluators,
-      origin=provenance.describe(),
+      origin=provenance.describe() | (origin or {}),
       report=report,
       **options,
     )

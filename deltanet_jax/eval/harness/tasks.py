@@ -1,6 +1,7 @@
 """Tasks of the paper's tables as defined by the harness, on data of the hub or of local files.
 
-A local file is `FOLDER/<task>.jsonl` with the columns of the hub's dataset.
+A local file is `FOLDER/<task>.jsonl` with the columns of the hub's dataset. `by_name` opens other
+tasks.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import yaml
 
 from deltanet_jax.config import nearest
 from deltanet_jax.eval.harness import hub, package
+from deltanet_jax.eval.harness.by_name import NamedTasks, reason
 
 # As in the papers on recall; the harness's own SQuAD task generates up to a blank line.
 RECALL_GENERATION = dict(until=["\n"], max_gen_toks=48)
@@ -95,13 +97,24 @@ SHORT: dict[str, tuple[str, ...]] = {
 }
 
 
-def resolve(names: Iterable[str]) -> list[str]:
-  """Expand aliases to task names, without duplicates."""
+def resolve(names: Iterable[str], others: NamedTasks | None = None) -> list[str]:
+  """Expand aliases to task names, without duplicates.
+
+  Args:
+    others: tasks that are neither in `TASKS` nor in `SHORT`; None: those of the harness.
+
+  Raises:
+    ValueError: there is no task of a name.
+  """
+  others = others or NamedTasks()
+  if twice := sorted({*TASKS, *SHORT} & set(others.own)):
+    raise ValueError(
+      f"{twice[0]!r} of --include_path is the name of a task of the paper's tables: rename it."
+    )
   found: dict[str, None] = {}
   for name in names:
     if name not in TASKS and name not in SHORT:
-      known = [*TASKS, *SHORT]
-      raise ValueError(f"the task is {name!r}{nearest(name, known)}, expected one of {known}.")
+      others.check(name, TASKS, SHORT)
     found |= dict.fromkeys(SHORT.get(name, (name,)))
   return list(found)
 
@@ -121,7 +134,7 @@ def open_tasks(name: str, local_data: pathlib.Path | None, folder: pathlib.Path)
   try:
     return _build(name, bench, file, folder)
   except Exception as e:  # the harness and its templates raise errors of any type
-    raise ValueError(f"{file} has no data that the task {name} can read: {_reason(e)}.") from e
+    raise ValueError(f"{file} has no data that the task {name} can read: {reason(e)}.") from e
 
 
 def _build(name: str, bench: Benchmark, file: pathlib.Path | None, folder: pathlib.Path) -> list:
@@ -207,10 +220,3 @@ def _local_file(name: str, bench: Benchmark, folder: pathlib.Path) -> pathlib.Pa
   if missing:
     raise ValueError(f"{path} has no column {missing[0]!r}: the task {name} needs {wanted}.")
   return path
-
-
-def _reason(error: BaseException) -> str:
-  while error.__cause__ is not None:
-    error = error.__cause__
-  lines = str(error).strip().splitlines()
-  return lines[0][:200].rstrip(".") if lines else type(error).__name__
