@@ -7,12 +7,27 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import tempfile
 from collections.abc import Callable
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+# `s3://bucket/run`, or `s3:/bucket/run`: pathlib drops the second slash.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def as_path(path: str | os.PathLike) -> pathlib.Path:
+  """Return the path of a file or folder that a user named.
+
+  Raises:
+    ValueError: it is a URL, which pathlib would take for a folder called `s3:` or `gs:`.
+  """
+  if scheme := _URL.match(os.fspath(path)):
+    raise ValueError(f"{path} is a URL, and {scheme[1]}:// is not supported: name a local path.")
+  return pathlib.Path(path)
 
 
 @contextlib.contextmanager
@@ -32,7 +47,7 @@ def check_writable(folder: str | pathlib.Path):
   Call it before hours of computation whose results go there. Folders that it created are removed
   again.
   """
-  folder = pathlib.Path(folder)
+  folder = as_path(folder)
   created = [path for path in (folder, *folder.parents) if not path.exists()]
   with writing(folder):
     try:

@@ -23,7 +23,6 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 
 # isort: split
 import contextlib
-import pathlib
 import time
 
 from absl import flags
@@ -107,7 +106,7 @@ def split(model: evaluation.Subject):
   """Yield the name of the text that the flags select, its corpus and its split."""
   if _INPUT.value:
     with evaluation.prepared(model, _INPUT.value, _TEXT_FIELD.value) as corpus:
-      yield pathlib.Path(_INPUT.value).resolve().name, corpus, corpus.train
+      yield files.as_path(_INPUT.value).resolve().name, corpus, corpus.train
     return
   corpus = open_corpus(_CORPUS.value) if _CORPUS.value else evaluation.own_corpus(model)
   evaluation.check_tokens(model, corpus)
@@ -146,7 +145,7 @@ def run_tasks():
 
 
 def _open_records() -> list[records.Records]:
-  outputs = [records.open_folder(pathlib.Path(_OUT.value))]
+  outputs = [records.open_folder(files.as_path(_OUT.value))]
   return outputs + ([records.open("evaluate")] if _RECORD.value else [])
 
 

@@ -16,11 +16,11 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 
 # isort: split
 import os
-import pathlib
 
 import jax
 from absl import flags
 
+from deltanet_jax.files import as_path
 from experiments.lib import app, config_modules, records, sweep_spec
 from experiments.lib.sweep_runner import Sweep
 
@@ -44,7 +44,7 @@ _ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 
 def main():
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
-  config, folder = _CONFIG.value, pathlib.Path(_OUT.value)
+  config, folder = _CONFIG.value, as_path(_OUT.value)
   if not config:
     names = ", ".join(config_modules.names_with("ROWS"))
     raise ValueError(

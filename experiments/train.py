@@ -22,10 +22,10 @@ weights with --init_from.
 from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
 
 # isort: split
-import pathlib
 
 from absl import flags
 
+from deltanet_jax.files import as_path
 from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
 from experiments.lib import app, config_file, multihost, training
 from experiments.lib.multihost import report
@@ -57,7 +57,7 @@ def main():
     raise ValueError("--config and --workdir are needed; see --help.")
   if _INIT_STEP.value is not None and not _INIT_FROM.value:
     raise ValueError("--init_step needs --init_from: set both.")
-  workdir = pathlib.Path(_WORKDIR.value)
+  workdir = as_path(_WORKDIR.value)
   multihost.join()
   initial = (
     InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None

@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from deltanet_jax.files import as_path
+
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DOWNLOADED = ["config.json", "model*.safetensors", _INDEX, "tokenizer.json", "tokenizer.model"]
 _DOWNLOADED += ["special_tokens_map.json", "tokenizer_config.json"]
@@ -19,7 +21,7 @@ _DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16}
 
 def checkpoint_folder(name: str | pathlib.Path) -> pathlib.Path:
   """Return the local folder of a checkpoint; downloads `owner/name` from the Hugging Face hub."""
-  folder = pathlib.Path(name)
+  folder = as_path(name)
   if folder.exists():
     return folder
   if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)):

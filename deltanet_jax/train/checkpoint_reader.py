@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from deltanet_jax.files import as_path
 from deltanet_jax.train.orbax_errors import silenced
 
 FOLDER = "checkpoints"
@@ -58,7 +59,7 @@ def check_sum(name: str, arrays, expected: int):
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
   """Return the steps of all complete checkpoints, oldest first."""
-  folder = pathlib.Path(workdir) / FOLDER
+  folder = as_path(workdir) / FOLDER
   names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
   return sorted(int(name) for name in names if name.isdigit())
 

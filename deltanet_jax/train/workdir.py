@@ -5,7 +5,7 @@ import pathlib
 
 from deltanet_jax.config import TrainConfig, from_json, to_json
 from deltanet_jax.data import Task
-from deltanet_jax.files import write_json
+from deltanet_jax.files import as_path, write_json
 from deltanet_jax.mixers import mixer_config
 
 FILE = "config.json"
@@ -170,13 +170,13 @@ def history(values: dict) -> dict:
 
 def is_ours(folder: str | pathlib.Path) -> bool:
   """Whether a folder holds a run or exported weights, not a public checkpoint."""
-  path = pathlib.Path(folder) / FILE
+  path = as_path(folder) / FILE
   return path.exists() and "config" in _json(path)
 
 
 def is_run(folder: str | pathlib.Path) -> bool:
   """Whether a folder holds a run, which has checkpoints by step, not exported weights."""
-  return "identity" in _read(pathlib.Path(folder) / FILE)
+  return "identity" in _read(as_path(folder) / FILE)
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:

@@ -244,7 +244,7 @@ def prepare(
   separate = not isinstance(validation, int | float)
   fraction = 0.0 if separate else float(validation)
   _check_settings(tokenizer, fraction, eos, shard_tokens)
-  output = pathlib.Path(output)
+  output = files.as_path(output)
   inputs = dict(train=_find(source, report))
   if separate:
     inputs["validation"] = _find(validation, report)

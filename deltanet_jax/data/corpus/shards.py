@@ -9,7 +9,7 @@ import numpy as np
 
 from deltanet_jax.data.corpus import manifest as manifests
 from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
-from deltanet_jax.files import sha256
+from deltanet_jax.files import as_path, sha256
 
 # Up to this size in bytes, checksums are verified at every opening (about 1 s per 500 MB).
 _ALWAYS_VERIFIED = 1 << 28
@@ -135,7 +135,7 @@ def open_corpus(
     verify: Whether to verify checksums; None: if the corpus has at most 256 MB. File sizes are
       always verified.
   """
-  folder = pathlib.Path(folder)
+  folder = as_path(folder)
   manifest = manifests.read_manifest(folder)
   recipe = manifest.recipe
   if tokenizer is not None and tokenizer.hash != recipe.tokenizer_hash:
