@@ -30,7 +30,7 @@ VALIDATION = 0.01  # fraction of the bytes; 0.1 of the bundled novels, which are
 
 
 def main():
-  output = files.as_path(_OUTPUT.value)
+  output = files.as_local_path(_OUTPUT.value, "--output")
   with writing(output):
     output.mkdir(parents=True, exist_ok=True)
     text, fraction = shipped_corpus(), 0.1

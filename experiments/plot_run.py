@@ -16,7 +16,7 @@ import pathlib
 
 from absl import flags
 
-from deltanet_jax.files import as_path, writing
+from deltanet_jax.files import as_path, replacing, writing
 from deltanet_jax.train.metrics import FILE
 from experiments.lib import app
 from experiments.plots import style
@@ -82,8 +82,8 @@ def main():
     if name not in known:
       raise ValueError(f"--metric is {name!r}, but the runs have {known}.")
   out = as_path(_OUT.value) if _OUT.value else workdirs[0] / "metrics.png"
-  with writing(out.parent):
-    figure(runs, tuple(_METRICS.value)).savefig(out, dpi=150)
+  with writing(out.parent), replacing(out) as new:
+    figure(runs, tuple(_METRICS.value)).savefig(new, dpi=150, format=out.suffix[1:] or "png")
   print(f"wrote {out}")
 
 

@@ -20,7 +20,7 @@ import os
 import jax
 from absl import flags
 
-from deltanet_jax.files import as_path
+from deltanet_jax.files import as_local_path
 from experiments.lib import app, config_modules, records, sweep_spec
 from experiments.lib.sweep_runner import Sweep
 
@@ -44,7 +44,7 @@ _ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 
 def main():
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
-  config, folder = _CONFIG.value, as_path(_OUT.value)
+  config, folder = _CONFIG.value, as_local_path(_OUT.value, "--out")
   if not config:
     names = ", ".join(config_modules.names_with("ROWS"))
     raise ValueError(

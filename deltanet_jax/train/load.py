@@ -106,7 +106,7 @@ def save_weights(
     **history,
   )
   silence_background_errors()
-  with new_folder(as_path(folder)) as new:
+  with new_folder(as_path(folder), last=folders.FILE) as new:
     try:
       with silenced(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((new / _WEIGHTS).resolve(), weights)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from deltanet_jax.eval.harness import package
 from deltanet_jax.eval.harness.model import HarnessLM
 from deltanet_jax.eval.harness.tasks import TASKS, open_tasks, resolve
-from deltanet_jax.files import as_path
+from deltanet_jax.files import as_local_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def run(
     limit: maximum number of documents per task.
   """
   names = resolve(names)
-  local_data = None if local_data is None else as_path(local_data)
+  local_data = None if local_data is None else as_local_path(local_data, "local_data")
   with tempfile.TemporaryDirectory() as folder:
     opened = {name: open_tasks(name, local_data, pathlib.Path(folder)) for name in names}
     for name, tasks in opened.items():
