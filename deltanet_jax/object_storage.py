@@ -15,6 +15,7 @@ import pathlib
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 from deltanet_jax._extras import require
@@ -56,7 +57,7 @@ class ObjectPath(pathlib.PosixPath):
     try:
       return call(_store(self.parts[0].removesuffix(":"), self.parts[1]))
     except ValueError as e:
-      reason = (str(e).strip() or repr(e)).splitlines()[0][:200]
+      reason = (str(e).strip() or repr(e)).splitlines()[0].split(" [")[0][:200]
       raise OSError(
         f"{self} cannot be {verb} ({reason}): check the bucket, the credentials and the endpoint."
       ) from e
@@ -64,7 +65,9 @@ class ObjectPath(pathlib.PosixPath):
   def _list(self, first: str, last: str) -> list[str]:
     """Return the names of all objects from `first` to before `last`."""
     keys = lambda store: store.list(store.KeyRange(first, last)).result()
-    return sorted(key.decode() for key in self._call("listed", keys))
+    found = sorted(key.decode() for key in self._call("listed", keys))
+    # Some servers that imitate GCS ignore the end of the range.
+    return [key for key in found if first <= key and (not last or key < last)]
 
   def _below(self) -> list[str]:
     prefix = self._prefix
@@ -193,12 +196,14 @@ def leased(path: ObjectPath, *, wait: bool, in_use: Callable, report: Callable) 
     report: called with one line of text before waiting for a lease that may have expired.
   """
   owner = f"process {os.getpid()} on {socket.gethostname()}"
-  count, version, seen, told = 0, None, None, False
+  # Unique content, because the version of an object on S3 is a hash of it.
+  content = lambda: f"{owner}\n{uuid.uuid4()}\n".encode()
+  version, seen, told = None, None, False
   while version is None:
     found, current = path.read_versioned()
     holder = None if found is None else found.decode().splitlines()[0]
     if holder is None or _ended(holder) or (seen and time.monotonic() - seen[1] > _EXPIRE):
-      version = path.replace_version(f"{owner}\n{count}\n".encode(), current)
+      version = path.replace_version(content(), current)
       seen = None
       continue
     if seen and seen[0] != current and not wait:  # renewed: that process runs
@@ -213,12 +218,10 @@ def leased(path: ObjectPath, *, wait: bool, in_use: Callable, report: Callable) 
   held = [version]
 
   def renew():
-    count = 0
     while not ended.wait(_RENEW):
-      count += 1
       # A failed request is repeated at the next renewal.
       with contextlib.suppress(OSError):
-        held[0] = path.replace_version(f"{owner}\n{count}\n".encode(), held[0])
+        held[0] = path.replace_version(content(), held[0])
         if held[0] is None:
           report(f"{path} was taken over by another process: stop one of the two.")
           return

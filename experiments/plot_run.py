@@ -65,7 +65,7 @@ def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str,
           validation = metric.startswith("validation")
           label = f"{name}, validation" if validation else name
           look = dict(marker="o") if validation else dict(linewidth=1.0, alpha=0.8)
-          panel.plot(*zip(*points), color=style.colour(i % 9), label=label, **look)
+          panel.plot(*zip(*points), color=style.color(i % 9), label=label, **look)
     panel.set(title=title, xlabel="update")
     if panel.lines and (len(runs) > 1 or len(panel.lines) > 1):
       panel.legend()

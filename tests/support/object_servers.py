@@ -1,58 +1,67 @@
-"""A local S3 server for tests: moto, of this environment or of that of MOTO_PYTHON.
+"""Local servers of object storage for tests: moto (S3) and gcp-storage-emulator (GCS).
 
-moto pins libraries that constraints.txt has in other versions, so it may have its own environment:
+Their libraries conflict with versions in constraints.txt, so they may have an environment of their
+own (`make test-storage` creates one):
 
-  python -m venv /tmp/moto && /tmp/moto/bin/pip install 'moto[server]'
-  MOTO_PYTHON=/tmp/moto/bin/python python -m pytest tests/train/test_object_storage.py
+  python -m venv FOLDER && FOLDER/bin/pip install 'moto[server]' gcp-storage-emulator
+  STORAGE_PYTHON=FOLDER/bin/python python -m pytest tests/train/test_object_storage.py
 """
 
 import contextlib
 import os
+import pathlib
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 
-PYTHON = os.environ.get("MOTO_PYTHON", sys.executable)
+PYTHON = os.environ.get("STORAGE_PYTHON", sys.executable)
+_MODULES = dict(s3="moto.server", gs="gcp_storage_emulator")
 
 
-def missing() -> str | None:
+def missing(scheme: str) -> str | None:
   """Return why there is no server; None if there is one."""
-  found = subprocess.run([PYTHON, "-c", "import flask, moto.server"], capture_output=True)
-  return None if not found.returncode else f"{PYTHON} has no moto[server]; set MOTO_PYTHON"
+  found = subprocess.run([PYTHON, "-c", f"import {_MODULES[scheme]}"], capture_output=True)
+  module = _MODULES[scheme].split(".")[0]
+  return None if not found.returncode else f"{PYTHON} has no {module}: set STORAGE_PYTHON"
 
 
 @contextlib.contextmanager
-def s3_server(log):
-  """Run a server with an empty bucket `bucket`; yield the environment variables of its clients."""
+def serve(scheme: str, folder: pathlib.Path):
+  """Run a server with an empty bucket `bucket`; yield the environment variables of its clients.
+
+  Args:
+    folder: for the log of the server.
+  """
   with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
     port = s.getsockname()[1]
   url = f"http://127.0.0.1:{port}"
-  words = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-  with open(log, "w") as file:
-    server = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+  if scheme == "s3":
+    more = ["-H", "127.0.0.1", "-p", str(port)]
+    env = dict(AWS_ENDPOINT_URL=url, AWS_REGION="us-east-1")
+    env |= dict(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+  else:
+    more = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=bucket"]
+    env = dict(TENSORSTORE_GCS_HTTP_URL=url, GOOGLE_AUTH_TOKEN_FOR_TESTING="token")
+  with open(folder / "server.log", "w") as log:
+    words = [PYTHON, "-m", _MODULES[scheme], *more]
+    server = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
   try:
-    _wait(f"{url}/moto-api/", server)
-    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"))
-    yield dict(
-      AWS_ENDPOINT_URL=url,
-      AWS_ACCESS_KEY_ID="key",
-      AWS_SECRET_ACCESS_KEY="secret",
-      AWS_REGION="us-east-1",
-    )
+    _wait(port, server)
+    if scheme == "s3":
+      urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=60)
+    yield env
   finally:
     server.terminate()
     server.wait()
 
 
-def _wait(url, server):
-  for _ in range(300):
-    try:
-      urllib.request.urlopen(url, timeout=5)
+def _wait(port, server):
+  for _ in range(600):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
       return
-    except OSError:
-      assert server.poll() is None, "the server ended"
-      time.sleep(0.1)
-  raise TimeoutError(url)
+    assert server.poll() is None, "the server ended"
+    time.sleep(0.1)
+  raise TimeoutError(port)
