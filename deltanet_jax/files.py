@@ -21,7 +21,7 @@ from collections.abc import Callable
 from deltanet_jax import object_storage
 from deltanet_jax.object_storage import SCHEMES, ObjectPath
 
-_LEASE = "lock"  # name of the object of a lease
+_LEASE = "lease"  # name of the object; not `lock`, which a copy of a local run contains
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 # `s3://bucket/run`, or `s3:/bucket/run`: pathlib drops the second slash.
@@ -113,7 +113,7 @@ def check_writable(folder: str | pathlib.Path):
   folder = as_path(folder)
   if isinstance(folder, ObjectPath):
     probe = folder / f".write_test_{socket.gethostname()}_{os.getpid()}"
-    probe.write_bytes(b"")
+    probe.write_text("probe\n")
     probe.unlink()
     return
   created = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -239,7 +239,7 @@ def locked(
   """Hold an exclusive lock on a file, which is created, or on an existing folder.
 
   The operating system releases the lock when the process ends, however it ends. On object storage
-  the lock is a lease, an object called `lock`; that of a killed process expires.
+  the lock is a lease, an object called `lease`; that of a killed process expires.
 
   Args:
     path: File or folder to lock.
@@ -248,7 +248,7 @@ def locked(
     report: Called with a one-line message if the file system does not support locks.
   """
   if isinstance(path, ObjectPath):
-    lease = path if path.name == _LEASE else path / _LEASE
+    lease = path.with_name(_LEASE) if path.name == "lock" else path / _LEASE
     in_use = lambda holder: _in_use(name or lease.parent, holder)
     with object_storage.leased(lease, wait=wait, in_use=in_use, report=report):
       yield

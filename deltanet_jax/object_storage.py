@@ -66,7 +66,7 @@ class ObjectPath(pathlib.PosixPath):
     """Return the names of all objects from `first` to before `last`."""
     keys = lambda store: store.list(store.KeyRange(first, last)).result()
     found = sorted(key.decode() for key in self._call("listed", keys))
-    # Some servers that imitate GCS ignore the end of the range.
+    # gcp-storage-emulator ignores the end of the range.
     return [key for key in found if first <= key and (not last or key < last)]
 
   def _below(self) -> list[str]:
@@ -141,10 +141,13 @@ class ObjectPath(pathlib.PosixPath):
 
   def remove_tree(self):
     """Delete all objects below this folder."""
-    if self._below():
-      last = f"{self._key}0"
-      remove = lambda store: store.delete_range(store.KeyRange(self._prefix, last)).result()
-      self._call("deleted", remove)
+    keys = self._below()
+
+    def remove(store):
+      for removed in [store.write(key, None) for key in keys]:
+        removed.result()
+
+    self._call("deleted", remove)
 
   def mkdir(self, mode=0o777, parents=False, exist_ok=False):
     """Do nothing: folders exist by their objects."""

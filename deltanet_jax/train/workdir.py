@@ -12,7 +12,14 @@ FILE = "config.json"
 LOCK = "lock"  # held by the training process; readers do not need it
 VERSION = 2  # of the format of config.json
 # Files that may exist in a workdir before its run starts.
-_BEFORE_START = ("corpus", LOCK, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_BEFORE_START = (
+  "corpus",
+  LOCK,
+  "lease",
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "tokenizer.model",
+)
 # Fields that may change when a run is resumed: they affect how it is computed, not its result.
 _MAY_CHANGE = (
   "mesh.",

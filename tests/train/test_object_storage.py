@@ -139,7 +139,7 @@ def test_resume_is_bitwise_identical(bucket, corpus, uninterrupted, monkeypatch)
   assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["12", "8"]
   assert numbers(workdir) == numbers(uninterrupted)
   _assert_same_weights(workdir, uninterrupted)
-  assert not (workdir / "lock").exists() and (workdir / "tensorboard").is_dir()
+  assert not (workdir / "lease").exists() and (workdir / "tensorboard").is_dir()
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "flipped"])
@@ -204,21 +204,22 @@ def test_profile_needs_a_local_workdir(s3, corpus):
 def test_lease(s3, monkeypatch):
   monkeypatch.setattr(object_storage, "_RENEW", 0.2)
   monkeypatch.setattr(object_storage, "_EXPIRE", 1.5)
-  path = files.as_path(f"{s3}/lease/lock")
+  lock = files.as_path(f"{s3}/locked/lock")
+  path = lock.with_name("lease")
   reports = []
   with (
-    files.locked(path),
-    pytest.raises(files.LockedError, match="^s3://bucket/lease is in use by process"),
-    files.locked(path, report=reports.append),
+    files.locked(lock),
+    pytest.raises(files.LockedError, match=r"^s3://bucket/locked is in use by process"),
+    files.locked(lock, report=reports.append),
   ):
     pass
   assert "waiting up to" in reports[0] and not path.exists()
   path.write_text("process 1 on another machine\n")  # killed: nothing renews it
-  with files.locked(path, report=reports.append):
+  with files.locked(lock, report=reports.append):
     assert path.read_text().startswith(f"process {os.getpid()} on ")
   process = launch(["-c", "import os, socket; print(os.getpid(), 'on', socket.gethostname())"])
   path.write_text(f"process {wait_for_exit(process)}")
-  with files.locked(path, report=pytest.fail):  # that process has ended: no need to wait
+  with files.locked(lock, report=pytest.fail):  # that process has ended: no need to wait
     pass
   assert not path.exists()
 

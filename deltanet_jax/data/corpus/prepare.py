@@ -288,7 +288,7 @@ def _prepare_remote(inputs, recipe: Recipe, output: ObjectPath, tokenizer) -> Ma
     )
   staged = files.cache_folder() / "prepare" / hashlib.sha256(str(output).encode()).hexdigest()[:16]
   manifest = _prepare(inputs, recipe, staged, tokenizer)
-  uploading.write_bytes(b"")
+  uploading.write_text("interrupted uploads have this file\n")
   object_storage.upload(staged, output, last=manifests.FILE)
   uploading.unlink()
   shutil.rmtree(staged, ignore_errors=True)
