@@ -49,12 +49,10 @@ def read(folder: pathlib.Path, shapes):
       raise ValueError(f"{name} has shape {stores[name].shape}, expected {leaf.shape}")
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
     reads[name] = {str(index): stores[name][index].read() for index in indices}
-  arrays = [
-    jax.make_array_from_callback(
-      leaf.shape, leaf.sharding, lambda index: np.asarray(reads[name][str(index)].result())
-    )
-    for name, leaf in zip(names, leaves)
-  ]
+  part = lambda index: np.asarray(reads[name][str(index)].result(), leaf.dtype)
+  arrays = []
+  for name, leaf in zip(names, leaves):
+    arrays.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, part))
   return jax.tree.unflatten(tree, arrays)
 
 
@@ -80,6 +78,11 @@ class _Array:
     self._shards = [(index, np.array(data)) for index, data in self._shards]
 
   def write(self, folder: ObjectPath, name: str, *, create: bool) -> list[ts.Future]:
+    """Start all writes of this array.
+
+    Args:
+      create: also write the metadata of the array, as one process does.
+    """
     spec = _spec(folder, name) | dict(
       metadata=dict(
         shape=list(self.shape),
@@ -91,10 +94,9 @@ class _Array:
       ),
       store_data_equal_to_fill_value=True,
     )
-    if create:
-      ts.open(spec, create=True, open=True).result()
-    store = ts.open(spec, open=True, assume_metadata=True).result()
-    return [store[index].write(data).commit for index, data in self._shards]
+    created = [ts.open(spec, create=True, open=True)] if create else []
+    store = ts.open(spec, open=True, assume_metadata=True).result()  # reads nothing
+    return created + [store[index].write(data).commit for index, data in self._shards]
 
 
 class ArrayStore:

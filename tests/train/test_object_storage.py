@@ -15,7 +15,16 @@ from deltanet_jax.interop import load_fla, save_fla
 from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import InitFrom, load_trained, save_weights, saved_steps
 from tests.support import object_servers
-from tests.support.training import launch, numbers, stop_at, tiny, train_on, wait_for_exit
+from tests.support.training import (
+  free_address,
+  launch,
+  numbers,
+  stop_at,
+  tiny,
+  train_on,
+  train_words,
+  wait_for_exit,
+)
 
 
 @contextlib.contextmanager
@@ -224,10 +233,31 @@ def test_lease(s3, monkeypatch):
   assert not path.exists()
 
 
-def test_records_of_another_cache_are_not_needed(s3, tmp_path, monkeypatch):
+def test_the_local_copy_of_a_corpus_is_verified(s3, tmp_path):
   text = tmp_path / "text.txt"
   text.write_text("one two three\n" * 50)
   prepare(text, f"{s3}/again", load_tokenizer("bytes"), validation=0.1)
   first = open_corpus(f"{s3}/again").train.folder
   shutil.rmtree(first)
   assert open_corpus(f"{s3}/again").train.folder == first and first.is_dir()
+  shutil.rmtree(first)
+  shard = files.as_path(f"{s3}/again/train-00000.bin")
+  shard.write_bytes(bytes(len(shard.read_bytes())))
+  with pytest.raises(
+    ValueError, match=r"^s3://bucket/again has a file that does not match its man"
+  ):
+    open_corpus(f"{s3}/again")
+
+
+@pytest.mark.slow
+def test_two_processes_write_their_shards(s3, corpus, uninterrupted):
+  workdir = files.as_path(f"{s3}/two")
+  split = ["--processes=2", "--config.mesh.data=1", "--config.mesh.fsdp=2", free_address()]
+  words = train_words(corpus, workdir, *split)
+  for process in [launch([*words, f"--rank={rank}"]) for rank in range(2)]:
+    wait_for_exit(process)
+  assert saved_steps(workdir) == [8, 12]
+  assert (workdir / "checkpoints/12/weights/embedding/0.1").is_file()  # of the second process
+  reports = []  # one process reads all shards
+  train_on(corpus, tiny(tokens=14 * 256), workdir, extend=True, report=reports.append)
+  assert reports[0] == "resuming from step 12 of 14" and saved_steps(workdir) == [12, 14]

@@ -133,17 +133,29 @@ def _cached(folder: ObjectPath, manifest: manifests.Manifest) -> pathlib.Path:
   local.mkdir(parents=True, exist_ok=True)
   with files.locked(local.parent / "lock", wait=True):
     if not (local / manifests.FILE).is_file():
-      _download(folder, local)
+      _download(folder, manifest, local)
   return local
 
 
-def _download(folder: ObjectPath, local: pathlib.Path):
+def _download(folder: ObjectPath, manifest: manifests.Manifest, local: pathlib.Path):
   """Copy the files of a corpus one by one, the manifest last; an interrupted copy resumes."""
-  last = lambda path: path.name == manifests.FILE
-  for path in sorted(folder.objects(), key=last):
-    if path.parent == folder and (last(path) or not (local / path.name).is_file()):
-      with files.writing(local), files.replacing(local / path.name) as new:
-        new.write_bytes(path.read_bytes())
+
+  def copy(path):
+    with files.writing(local), files.replacing(local / path.name) as new:
+      new.write_bytes(path.read_bytes())
+
+  for path in folder.objects():
+    wanted = path.parent == folder and path.name != manifests.FILE
+    if wanted and not (local / path.name).is_file():
+      copy(path)
+  try:
+    check_files(local, manifest, checksums=True)
+  except ValueError as e:
+    files.remove_tree(local)
+    raise ValueError(
+      f"{folder} has a file that does not match its manifest: delete it and prepare it again."
+    ) from e
+  copy(folder / manifests.FILE)
 
 
 def open_corpus(
