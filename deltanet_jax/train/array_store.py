@@ -38,22 +38,27 @@ def _spec(folder: pathlib.Path, name: str) -> dict:
 
 
 def read(folder: pathlib.Path, shapes):
-  """Read the arrays of an item with the shardings of `shapes`, each process its own shards."""
-  names = list(by_path(shapes))
-  opening = {name: ts.open(_spec(folder, name), open=True) for name in names}
-  stores = {name: opened.result() for name, opened in opening.items()}
-  reads = {}
-  leaves, tree = jax.tree.flatten(shapes)
-  for name, leaf in zip(names, leaves):
-    if stores[name].shape != leaf.shape:  # reported by the caller
-      raise ValueError(f"{name} has shape {stores[name].shape}, expected {leaf.shape}")
+  """Read the arrays of an item with the shardings of `shapes`, each process its own shards.
+
+  Raises:
+    ValueError: with TensorStore's status, or because names or shapes are not those of `shapes`.
+  """
+  expected = by_path(shapes)
+  if stored_shapes(folder) != {name: tuple(x.shape) for name, x in expected.items()}:
+    raise ValueError("the arrays have other names or shapes")
+  opening = {name: ts.open(_spec(folder, name), open=True) for name in expected}
+  reads = {}  # all of them are started before the first is needed
+  for name, leaf in expected.items():
+    store = opening[name].result()
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-    reads[name] = {str(index): stores[name][index].read() for index in indices}
-  part = lambda index: np.asarray(reads[name][str(index)].result(), leaf.dtype)
-  arrays = []
-  for name, leaf in zip(names, leaves):
-    arrays.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, part))
-  return jax.tree.unflatten(tree, arrays)
+    reads[name] = {str(index): store[index].read() for index in indices}
+
+  def array(name, leaf):
+    part = lambda index: np.asarray(reads[name][str(index)].result(), leaf.dtype)
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+  arrays = [array(name, leaf) for name, leaf in expected.items()]
+  return jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 
 def stored_shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
