@@ -5,8 +5,9 @@ INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := .venv/.installed
 # A second environment with the GPU and TPU compilers: with them installed, jax looks for devices.
 AOT_INSTALLED := .venv-aot/.installed
+STORAGE_INSTALLED := .venv-storage/.installed
 
-.PHONY: corpus demo test test-kernels test-slow lint format clean
+.PHONY: corpus demo test test-kernels test-slow test-storage lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments.demo
@@ -26,6 +27,10 @@ test-kernels: $(AOT_INSTALLED)
 test-slow: $(INSTALLED)
 	XLA_FLAGS= $(BIN)/python -m pytest -m "slow and not aot"
 
+# Object storage against local S3 and GCS servers, which have an environment of their own.
+test-storage: $(INSTALLED) $(STORAGE_INSTALLED)
+	STORAGE_PYTHON=$(CURDIR)/.venv-storage/bin/python $(BIN)/python -m pytest -n 0 tests/train/test_object_storage.py
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,5 +49,10 @@ $(AOT_INSTALLED): pyproject.toml constraints.txt
 	.venv-aot/bin/python $(INSTALL) -e ".[train,plots,data,eval,dev,aot]"
 	touch $@
 
+$(STORAGE_INSTALLED):
+	$(PYTHON) -m venv .venv-storage
+	.venv-storage/bin/python -m pip install --quiet "moto[server]==5.2.5" "gcp-storage-emulator==2026.7.19"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-aot .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-aot .venv-storage .pytest_cache .ruff_cache *.egg-info

@@ -17,6 +17,7 @@ _EXTRA = {
   "pyarrow": "parquet",
   "safetensors": "models",
   "tensorboardX": "train",
+  "tensorstore": "train",
   "tqdm": "train",
 }
 # What importing a subpackage takes beyond the core dependencies.

@@ -17,7 +17,7 @@ from absl import flags
 
 from deltanet_jax.data import Corpus, load_tokenizer
 from deltanet_jax.eval import Validation, ngram
-from deltanet_jax.files import write_json, writing
+from deltanet_jax.files import as_local_path, write_json, writing
 from deltanet_jax.generate import Sampling, generate
 from deltanet_jax.models import count_parameters
 from deltanet_jax.train import load_trained, saved_steps
@@ -58,7 +58,7 @@ def curve(workdir: pathlib.Path) -> list[tuple[int, float]]:
 
 def main():
   with writing(_OUT.value):
-    run(pathlib.Path(_OUT.value))
+    run(as_local_path(_OUT.value, "--out"))
 
 
 def run(out: pathlib.Path):

@@ -28,7 +28,6 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 
 # isort: split
 import contextlib
-import pathlib
 import time
 
 from absl import flags
@@ -129,7 +128,7 @@ def split(model: evaluation.Subject):
   """Yield the name of the text that the flags select, its corpus and its split."""
   if _INPUT.value:
     with evaluation.prepared(model, _INPUT.value, _TEXT_FIELD.value) as corpus:
-      yield pathlib.Path(_INPUT.value).resolve().name, corpus, corpus.train
+      yield files.as_local_path(_INPUT.value, "--input").resolve().name, corpus, corpus.train
     return
   corpus = open_corpus(_CORPUS.value) if _CORPUS.value else evaluation.own_corpus(model)
   evaluation.check_tokens(model, corpus)
@@ -142,7 +141,7 @@ def main():
   if len(given := [f"--{name}" for name, value in texts.items() if value]) > 1:
     raise ValueError(f"{' and '.join(given)} exclude each other: set one of them.")
   multiples = _multiples()
-  files.check_writable(_OUT.value)
+  files.check_writable(files.as_local_path(_OUT.value, "--out"))
   if _TASKS.value:
     run_tasks()
     return
@@ -182,7 +181,7 @@ def run_tasks():
 
 
 def _open_records() -> list[records.Records]:
-  outputs = [records.open_folder(pathlib.Path(_OUT.value))]
+  outputs = [records.open_folder(files.as_local_path(_OUT.value, "--out"))]
   return outputs + ([records.open("evaluate")] if _RECORD.value else [])
 
 

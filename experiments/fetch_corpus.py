@@ -14,7 +14,6 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 # isort: split
 import collections
 import json
-import pathlib
 import shutil
 
 from absl import flags
@@ -31,7 +30,7 @@ VALIDATION = 0.01  # fraction of the bytes; 0.1 of the bundled novels, which are
 
 
 def main():
-  output = pathlib.Path(_OUTPUT.value)
+  output = files.as_local_path(_OUTPUT.value, "--output")
   with writing(output):
     output.mkdir(parents=True, exist_ok=True)
     text, fraction = shipped_corpus(), 0.1

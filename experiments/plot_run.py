@@ -16,7 +16,7 @@ import pathlib
 
 from absl import flags
 
-from deltanet_jax.files import writing
+from deltanet_jax.files import as_path, replacing, writing
 from deltanet_jax.train.metrics import FILE
 from experiments.lib import app
 from experiments.plots import style
@@ -65,7 +65,7 @@ def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str,
           validation = metric.startswith("validation")
           label = f"{name}, validation" if validation else name
           look = dict(marker="o") if validation else dict(linewidth=1.0, alpha=0.8)
-          panel.plot(*zip(*points), color=style.colour(i % 9), label=label, **look)
+          panel.plot(*zip(*points), color=style.color(i % 9), label=label, **look)
     panel.set(title=title, xlabel="update")
     if panel.lines and (len(runs) > 1 or len(panel.lines) > 1):
       panel.legend()
@@ -73,7 +73,7 @@ def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str,
 
 
 def main():
-  workdirs = [pathlib.Path(x) for x in _WORKDIRS.value]
+  workdirs = [as_path(x) for x in _WORKDIRS.value]
   if not workdirs:
     raise ValueError("--workdir is needed: the folder of a run; see --help.")
   runs = {str(x): read(x) for x in workdirs}
@@ -81,9 +81,9 @@ def main():
   for name in _METRICS.value:
     if name not in known:
       raise ValueError(f"--metric is {name!r}, but the runs have {known}.")
-  out = pathlib.Path(_OUT.value) if _OUT.value else workdirs[0] / "metrics.png"
-  with writing(out.parent):
-    figure(runs, tuple(_METRICS.value)).savefig(out, dpi=150)
+  out = as_path(_OUT.value) if _OUT.value else workdirs[0] / "metrics.png"
+  with writing(out.parent), replacing(out) as new:
+    figure(runs, tuple(_METRICS.value)).savefig(new, dpi=150, format=out.suffix[1:] or "png")
   print(f"wrote {out}")
 
 

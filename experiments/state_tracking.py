@@ -15,13 +15,13 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 # isort: split
 import dataclasses
 import itertools
-import pathlib
 
 from absl import flags
 from tqdm import tqdm
 
 from deltanet_jax.data import StateTracking
 from deltanet_jax.eval import AccuracyByLength
+from deltanet_jax.files import as_local_path
 from deltanet_jax.train import DivergenceError
 from experiments.configs import state_tracking
 from experiments.lib import app, records, training
@@ -71,7 +71,8 @@ def main():
     name = f"{key['group']}-{key['mixer']}"
     bar.set_description(f"{name}, seed {key['seed']}")
     run = make_run(**key)
-    workdir = training.temporary_workdir(pathlib.Path(_OUT.value), f"{name}-{key['seed']}", run)
+    folder = as_local_path(_OUT.value, "--out")
+    workdir = training.temporary_workdir(folder, f"{name}-{key['seed']}", run)
     found = training.train_and_record(
       run, workdir, key, lambda last, run=run: metrics(run, last), records=out
     )

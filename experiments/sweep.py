@@ -66,7 +66,7 @@ _ONE_CORE = "--xla_cpu_multi_thread_eigen=false"
 def main():
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_CORE}".strip()
   import_flag.import_modules()
-  config, folder = _CONFIG.value, pathlib.Path(_OUT.value)
+  config, folder = _CONFIG.value, files.as_local_path(_OUT.value, "--out")
   if not config:
     names = ", ".join(config_modules.names_with("ROWS"))
     raise ValueError(

@@ -24,11 +24,11 @@ weights with --init_from.
 from experiments.lib import early_signals  # noqa: F401, before imports that take seconds
 
 # isort: split
-import pathlib
 
 from absl import flags
 
 from deltanet_jax.eval import Validation
+from deltanet_jax.files import as_path
 from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
 from experiments.lib import app, config_file, extensions, multihost, training
 from experiments.lib.multihost import report
@@ -72,7 +72,7 @@ def main():
     raise ValueError("--config and --workdir are needed; see --help.")
   if _INIT_STEP.value is not None and not _INIT_FROM.value:
     raise ValueError("--init_step needs --init_from: set both.")
-  workdir, own = pathlib.Path(_WORKDIR.value), extensions.open_evaluators(_EVALUATORS.value)
+  workdir, own = as_path(_WORKDIR.value), extensions.open_evaluators(_EVALUATORS.value)
   multihost.join()
   initial = (
     InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None

@@ -28,6 +28,7 @@ LEAVES = (
   "deltanet_jax.config",
   "deltanet_jax.chips",
   "deltanet_jax.files",
+  "deltanet_jax.object_storage",
   "deltanet_jax.host_memory",
   "deltanet_jax.device_batches",
   "deltanet_jax.sharding",

@@ -3,13 +3,20 @@
 Errors about missing or damaged files are one-line messages that name the file.
 """
 
+import atexit
 import json
 import pathlib
 import re
+import shutil
+import tempfile
 
 import ml_dtypes
 import numpy as np
 import safetensors
+
+from deltanet_jax import object_storage
+from deltanet_jax.files import as_path
+from deltanet_jax.object_storage import ObjectPath
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DOWNLOADED = ["config.json", "model*.safetensors", _INDEX, "tokenizer.json", "tokenizer.model"]
@@ -18,8 +25,16 @@ _DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16}
 
 
 def checkpoint_folder(name: str | pathlib.Path) -> pathlib.Path:
-  """Return the local folder of a checkpoint; downloads `owner/name` from the Hugging Face hub."""
-  folder = pathlib.Path(name)
+  """Return the local folder of a checkpoint.
+
+  Downloads `owner/name` from the Hugging Face hub, and a folder on object storage.
+  """
+  folder = as_path(name)
+  if isinstance(folder, ObjectPath) and folder.is_dir():
+    # safetensors maps local files; the copy lives as long as the process.
+    temporary = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return object_storage.download(folder, pathlib.Path(temporary) / folder.name)
   if folder.exists():
     return folder
   if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)):

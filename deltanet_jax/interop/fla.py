@@ -20,7 +20,7 @@ import safetensors.numpy
 from flax import nnx
 
 from deltanet_jax.config import MixerConfig, ModelConfig
-from deltanet_jax.files import new_folder
+from deltanet_jax.files import as_path, new_folder
 from deltanet_jax.interop.checkpoint_files import (
   checkpoint_folder,
   read_config,
@@ -118,7 +118,7 @@ def save_fla(
     dtype = "bfloat16" if model.cfg.dtype == "bfloat16" and exact else "float32"
   kind = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
   tensors = {name: np.ascontiguousarray(x.astype(kind)) for name, x in tensors.items()}
-  with new_folder(pathlib.Path(folder)) as new:
+  with new_folder(as_path(folder), last="config.json") as new:
     try:
       safetensors.numpy.save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     except safetensors.SafetensorError as e:

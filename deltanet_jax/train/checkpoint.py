@@ -7,6 +7,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from deltanet_jax.config import CheckpointConfig
+from deltanet_jax.object_storage import ObjectPath
+from deltanet_jax.train import array_store
 from deltanet_jax.train.checkpoint_reader import (
   DAMAGED,
   FOLDER,
@@ -40,6 +42,10 @@ class Checkpoints:
   def __init__(self, workdir: pathlib.Path, cfg: CheckpointConfig):
     self.workdir = workdir
     self._failed = False
+    self._orbax = not isinstance(workdir, ObjectPath)
+    if not self._orbax:
+      self._manager = array_store.ArrayStore(workdir / FOLDER, cfg)
+      return
     options = ocp.CheckpointManagerOptions(
       max_to_keep=cfg.keep,
       keep_period=cfg.keep_every,
@@ -55,8 +61,12 @@ class Checkpoints:
       return
     items = _items(state)
     sums = {name: checksum(arrays) for name, arrays in items.items()}
+    meta = meta | {"step": step, "checksums": sums}
+    if not self._orbax:
+      self._write(lambda: self._manager.save(step, items, meta))
+      return
     args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
-    args["meta"] = ocp.args.JsonSave(meta | {"step": step, "checksums": sums})
+    args["meta"] = ocp.args.JsonSave(meta)
     self._write(lambda: self._manager.save(step, args=ocp.args.Composite(**args), force=True))
 
   def restore(self, shapes: State, report=print) -> tuple[State, dict] | None:

@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from deltanet_jax.files import all_files, as_path, local_copy
+from deltanet_jax.object_storage import ObjectPath
+from deltanet_jax.train import array_store
 from deltanet_jax.train.orbax_errors import silenced
 
 FOLDER = "checkpoints"
@@ -58,7 +61,9 @@ def check_sum(name: str, arrays, expected: int):
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
   """Return the steps of all complete checkpoints, oldest first."""
-  folder = pathlib.Path(workdir) / FOLDER
+  folder = as_path(workdir) / FOLDER
+  if isinstance(folder, ObjectPath):
+    return array_store.steps(folder)
   names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
   return sorted(int(name) for name in names if name.isdigit())
 
@@ -85,6 +90,8 @@ def read_arrays(folder: pathlib.Path, shapes) -> Any:
     OtherModelError: the names or shapes of the arrays are not those of `shapes`.
     OSError: the files cannot be read.
   """
+  if (folder / array_store.INDEX).is_file():
+    return _read_twice(folder, lambda: _read_stored(folder, shapes))
   own = ocp.options.MultiprocessingOptions(
     # Each process reads its part without a barrier: another one may raise an error.
     primary_host=jax.process_index(),
@@ -99,22 +106,37 @@ def read_arrays(folder: pathlib.Path, shapes) -> Any:
       warnings.filterwarnings("ignore", message=".*[Ss]harding.*")
       with ocp.Checkpointer(handler, multiprocessing_options=own) as checkpointer:
         try:
-          return checkpointer.restore(folder.resolve(), args=ocp.args.StandardRestore(shapes))
+          with local_copy(folder) as local:  # orbax does not read s3://
+            return checkpointer.restore(local.resolve(), args=ocp.args.StandardRestore(shapes))
         except Exception:
-          _check_shapes(folder, handler, shapes)
+          _check_shapes(folder, lambda: _orbax_shapes(folder, handler), shapes)
           raise
 
   return _read_twice(folder, read)
 
 
-def _check_shapes(folder, handler, shapes):
+def _read_stored(folder, shapes):
+  """Read arrays that `array_store` has written."""
+  try:
+    return array_store.read(folder, shapes)
+  except Exception:
+    _check_shapes(folder, lambda: array_store.stored_shapes(folder), shapes)
+    raise
+
+
+def _orbax_shapes(folder, handler) -> dict[str, tuple]:
+  with local_copy(folder) as local:
+    stored = array_store.by_path(handler.metadata(local.resolve()))
+  return {name: tuple(x.shape) for name, x in stored.items()}
+
+
+def _check_shapes(folder, read_shapes, shapes):
   """Raise OtherModelError if the stored names and shapes are readable and not the expected ones."""
   try:
-    stored = _by_path(handler.metadata(folder.resolve()))
-    stored = {name: tuple(x.shape) for name, x in stored.items()}
+    stored = read_shapes()
   except Exception:
     return  # damaged: the caller reports the error of the restore
-  expected = {name: tuple(x.shape) for name, x in _by_path(shapes).items()}
+  expected = {name: tuple(x.shape) for name, x in array_store.by_path(shapes).items()}
   for name in sorted(stored.keys() | expected.keys()):
     if stored.get(name) != expected.get(name):
       has = f"shape {stored[name]}" if name in stored else "no such array"
@@ -124,14 +146,6 @@ def _check_shapes(folder, handler, shapes):
         f" {has}, the configuration has {wants}. Restore the original config.json, or move the"
         " checkpoint away."
       )
-
-
-def _by_path(tree) -> dict[str, Any]:
-  """Return the leaves of a pytree by their path, for containers of any kind."""
-  is_leaf = lambda x: hasattr(x, "shape")
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-  key = lambda part: str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
-  return {".".join(map(key, path)): leaf for path, leaf in leaves if is_leaf(leaf)}
 
 
 def read_weights(
@@ -189,7 +203,7 @@ def _read_twice(folder, read):
     except Exception as e:
       _damage(e, folder)
     try:
-      for path in (p for p in folder.rglob("*") if p.is_file()):
+      for path in all_files(folder):
         with path.open("rb") as file:
           while file.read(1 << 24):
             pass

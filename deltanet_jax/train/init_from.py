@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from deltanet_jax.config import ModelConfig
+from deltanet_jax.files import as_path
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models.abstract import digest, weights_of
 from deltanet_jax.train import workdir as folders
@@ -42,7 +43,7 @@ class InitFrom:
   """
 
   def __init__(self, path: str | pathlib.Path, step: int | None = None, *, report=print):
-    folder = pathlib.Path(path)
+    folder = as_path(path)
     self.path = str(folder.resolve() if folder.exists() else path)
     self._step, self._report = step, report
     self._loaded = None

@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import keep_tokenizer, load_tokenizer, vocabulary_mismatch
-from deltanet_jax.files import new_folder, write_json
+from deltanet_jax.files import as_path, new_folder, write_json
 from deltanet_jax.models import LM
 from deltanet_jax.models.abstract import abstract_model, weights_of
 from deltanet_jax.train import workdir as folders
@@ -45,7 +45,7 @@ def load_trained(folder: str | pathlib.Path, step: int | None = None, *, report=
     step: of the checkpoint; None: the newest intact one.
     report: called with one line of text if a damaged checkpoint was skipped.
   """
-  folder = pathlib.Path(folder)
+  folder = as_path(folder)
   cfg, values = folders.read_config(folder)
   model = abstract_model(cfg.model)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -107,7 +107,7 @@ def save_weights(
     **history,
   )
   silence_background_errors()
-  with new_folder(pathlib.Path(folder)) as new:
+  with new_folder(as_path(folder), last=folders.FILE) as new:
     try:
       with silenced(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((new / _WEIGHTS).resolve(), weights)

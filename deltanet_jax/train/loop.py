@@ -13,8 +13,9 @@ from deltanet_jax import device_batches
 from deltanet_jax.config import TrainConfig, to_json
 from deltanet_jax.data import Task, training_batches
 from deltanet_jax.eval.evaluation import EvalContext, Evaluator, run_evaluators
-from deltanet_jax.files import locked, writing
+from deltanet_jax.files import as_path, locked, writing
 from deltanet_jax.models.abstract import put_on_mesh
+from deltanet_jax.object_storage import ObjectPath
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
@@ -50,7 +51,7 @@ def check_start(
     The trainer, to be passed to `train`.
   """
   trainer = trainer or make_trainer(cfg)
-  workdir = pathlib.Path(workdir)
+  workdir = as_path(workdir)
   folders.check(workdir, cfg, initial=initial and initial.path, extend=extend)
   if initial is not None and not saved_steps(workdir):
     initial.check(cfg.model, trainer.abstract_model.shapes)
@@ -96,7 +97,9 @@ def train(
     KeyboardInterrupt: on Ctrl-C, after saving a checkpoint.
     OSError: the workdir cannot be read or written.
   """
-  workdir, origin = pathlib.Path(workdir), origin or {}
+  workdir, origin = as_path(workdir), origin or {}
+  if profile and isinstance(workdir, ObjectPath):
+    raise ValueError(f"a profile needs a local workdir, not {workdir}: profile a short local run.")
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(Stop(workdir))
     stack.enter_context(writing(workdir))
@@ -312,6 +315,7 @@ class _Recorder:
   def flush(self):
     """Read the metrics of the last update, before an evaluation or a checkpoint."""
     self._read()
+    self._log.sync()
     self._paused = True
 
   def write(self, step: int, results: dict[str, float]):

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import pathlib
+import tempfile
 import time
 
 import jax
@@ -13,6 +14,7 @@ from deltanet_jax import chips
 from deltanet_jax._extras import require
 from deltanet_jax.files import write_text
 from deltanet_jax.models import summarize
+from deltanet_jax.object_storage import ObjectPath
 from deltanet_jax.train.step import Trainer
 
 FILE = "metrics.jsonl"
@@ -47,12 +49,19 @@ def set_aside(workdir: pathlib.Path):
 
 
 class _Board:
-  """TensorBoard event writer without a thread, so that a full disk raises in the caller."""
+  """TensorBoard event writer without a thread, so that a full disk raises in the caller.
+
+  On object storage, which cannot append, events go to a temporary file that `sync` uploads.
+  """
 
   def __init__(self, folder: pathlib.Path, first_step: int):
     require("Writing TensorBoard events", "tensorboardX")
     from tensorboardX import event_file_writer, proto, summary
 
+    self._remote = self._temporary = None
+    if isinstance(folder, ObjectPath):
+      self._remote, self._temporary = folder, tempfile.TemporaryDirectory()
+      folder = pathlib.Path(self._temporary.name)
     folder.mkdir(exist_ok=True)
     self._proto, self._summary = proto.event_pb2, summary
     self._writer = event_file_writer.EventsWriter(str(folder / "events"))
@@ -68,12 +77,47 @@ class _Board:
       self._add(step=step, summary=self._summary.scalar(name, value))
     self._writer.flush()
 
+  def sync(self):
+    if self._remote is not None:
+      for path in pathlib.Path(self._temporary.name).iterdir():
+        (self._remote / path.name).write_bytes(path.read_bytes())
+
   def close(self):
     self._writer.close()
+    if self._remote is not None:
+      self.sync()
+      self._temporary.cleanup()
+
+
+class _Lines:
+  """A text file on object storage, which cannot append: rewritten by `sync`."""
+
+  def __init__(self, path: ObjectPath):
+    self._path = path
+    self._text = path.read_text() if path.exists() else ""
+    self._saved = self._text
+
+  def write(self, line: str):
+    self._text += line
+
+  def flush(self):
+    """Do nothing: see `sync`."""
+
+  def sync(self):
+    if self._text != self._saved:
+      self._path.write_text(self._text)
+      self._saved = self._text
+
+  def close(self):
+    self.sync()
 
 
 class Log:
-  """Metrics by step, as JSON lines and TensorBoard events; only process 0 writes."""
+  """Metrics by step, as JSON lines and TensorBoard events; only process 0 writes.
+
+  On the local disk every line is written at once. On object storage lines are written by `sync` and
+  `close`: a killed run loses those after its last checkpoint or evaluation, which it repeats.
+  """
 
   def __init__(self, workdir: pathlib.Path, first_step: int):
     self._file = self._board = None
@@ -81,7 +125,7 @@ class Log:
       return
     path = workdir / FILE
     self._truncate(path, first_step)
-    self._file = path.open("a")
+    self._file = _Lines(path) if isinstance(path, ObjectPath) else path.open("a")
     self._board = _Board(workdir / _BOARD, first_step)
 
   @staticmethod
@@ -100,6 +144,12 @@ class Log:
     self._file.write(json.dumps({"step": step} | finite) + "\n")
     self._file.flush()
     self._board.write(step, {name: x for name, x in finite.items() if x is not None})
+
+  def sync(self):
+    """Make all lines durable on object storage; call it before a checkpoint."""
+    if isinstance(self._file, _Lines):
+      self._file.sync()
+      self._board.sync()
 
   def close(self):
     if self._file is not None:

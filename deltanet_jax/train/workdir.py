@@ -5,14 +5,21 @@ import pathlib
 
 from deltanet_jax.config import TrainConfig, from_json, to_json
 from deltanet_jax.data import Task
-from deltanet_jax.files import write_json
+from deltanet_jax.files import as_path, write_json
 from deltanet_jax.mixers import import_paths, mixer_config
 
 FILE = "config.json"
 LOCK = "lock"  # held by the training process; readers do not need it
 VERSION = 2  # of the format of config.json
 # Files that may exist in a workdir before its run starts.
-_BEFORE_START = ("corpus", LOCK, "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_BEFORE_START = (
+  "corpus",
+  LOCK,
+  "lease",
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "tokenizer.model",
+)
 # Fields that may change when a run is resumed: they affect how it is computed, not its result.
 _MAY_CHANGE = (
   "mesh.",
@@ -177,13 +184,13 @@ def history(values: dict) -> dict:
 
 def is_ours(folder: str | pathlib.Path) -> bool:
   """Whether a folder holds a run or exported weights, not a public checkpoint."""
-  path = pathlib.Path(folder) / FILE
+  path = as_path(folder) / FILE
   return path.exists() and "config" in _json(path)
 
 
 def is_run(folder: str | pathlib.Path) -> bool:
   """Whether a folder holds a run, which has checkpoints by step, not exported weights."""
-  return "identity" in _read(pathlib.Path(folder) / FILE)
+  return "identity" in _read(as_path(folder) / FILE)
 
 
 def read_config(workdir: pathlib.Path) -> tuple[TrainConfig, dict]:

@@ -10,7 +10,6 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 
 # isort: split
 import itertools
-import pathlib
 import tempfile
 import time
 
@@ -25,6 +24,7 @@ from deltanet_jax.data import (
   training_batches,
 )
 from deltanet_jax.data.corpus.prepare import prepare
+from deltanet_jax.files import as_path
 from experiments.lib import app, records
 from experiments.lib.tables import table
 
@@ -58,7 +58,7 @@ def tokens_per_second(corpus, length: int, workers: int) -> float:
 
 def main():
   out = records.open("data_speed")
-  corpus = pathlib.Path(_CORPUS.value).name if _CORPUS.value else "shipped"
+  corpus = as_path(_CORPUS.value).name if _CORPUS.value else "shipped"
   keys = [
     dict(corpus=corpus, batch=_BATCH.value, length=length, workers=workers)
     for length, workers in itertools.product(_LENGTHS.value, _WORKERS.value)

@@ -24,7 +24,6 @@ L2 and ReLU 28.75, 27.2.
 """
 
 import functools
-import pathlib
 
 from deltanet_jax.config import (
   CheckpointConfig,
@@ -36,6 +35,7 @@ from deltanet_jax.config import (
 )
 from deltanet_jax.data import Corpus, CorpusTask, PlantedRecallText, SplitText, open_corpus
 from deltanet_jax.eval import LossByPosition, PlantedRecall, Validation
+from deltanet_jax.files import as_path
 from deltanet_jax.mixers.attention import AttentionConfig
 from deltanet_jax.mixers.deltanet import DeltaNetConfig
 from deltanet_jax.mixers.gated_deltanet import GatedDeltaNetConfig
@@ -111,7 +111,7 @@ def model(row: str) -> ModelConfig:
 
 @functools.cache
 def _corpus(folder: str) -> Corpus:
-  if not (pathlib.Path(folder) / "manifest.json").is_file():
+  if not (as_path(folder) / "manifest.json").is_file():
     raise ValueError(
       f"there is no corpus in {folder}: run `make corpus` first, or without network"
       " `python -m experiments.fetch_corpus --shipped`."

@@ -28,6 +28,7 @@ from deltanet_jax.data import (
 )
 from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.eval import LossByPosition, Validation, evaluate
+from deltanet_jax.files import as_path
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models import LM
 from deltanet_jax.models.abstract import digest, weights_of
@@ -100,9 +101,9 @@ def open_public(folder: str, tokenizer: str | None) -> Subject:
   model = load_fla(folder)
   tokenizer = tokenizer or find_tokenizer(folder)
   if tokenizer not in (None, *TOKENIZERS):
-    tokenizer = pathlib.Path(tokenizer).resolve()
+    tokenizer = as_path(tokenizer).resolve()
   cfg = TrainConfig(model=model.cfg, data=DataConfig(length=2048, batch=8))
-  return Subject(model, cfg, pathlib.Path(folder), tokenizer, None, {}, None)
+  return Subject(model, cfg, as_path(folder), tokenizer, None, {}, None)
 
 
 def tokenizer_of(subject: Subject) -> Tokenizer:
@@ -138,7 +139,7 @@ def own_corpus(subject: Subject) -> Corpus:
   """Open the corpus that the run was trained on."""
   if subject.identity is None:
     raise ValueError(f"{subject.folder} has no text of its own: name one by --corpus or --input.")
-  folder = pathlib.Path(subject.config.data.corpus or subject.folder / "corpus")
+  folder = as_path(subject.config.data.corpus or subject.folder / "corpus")
   if not folder.is_dir():
     raise ValueError(f"the corpus of the run, {folder}, does not exist: name it by --corpus.")
   corpus = open_corpus(folder)

@@ -2,10 +2,11 @@
 
 import functools
 import json
-import pathlib
 import sys
 
 from absl import flags
+
+from deltanet_jax.files import as_local_path
 
 _TEXT_FILES = flags.DEFINE_multi_string(
   "text_file",
@@ -60,7 +61,8 @@ def _lines(flag: str, path: str) -> list[str]:
 
 
 def _read(flag: str, path: str) -> str:
-  raw = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+  local = lambda: as_local_path(path, "a file of prompts")
+  raw = sys.stdin.buffer.read() if path == "-" else local().read_bytes()
   name = "standard input" if path == "-" else path
   if not raw.strip():
     raise ValueError(f"--{flag}={path}: {name} is empty.")

@@ -139,7 +139,7 @@ def results() -> pathlib.Path:
   """The folder of all results: of the checkout, or in the working directory if installed."""
   given = _RESULTS.value if flags.FLAGS.is_parsed() else None
   default = "results" if provenance.INSTALLED else provenance.CHECKOUT / "experiments/results"
-  return pathlib.Path(given or default)
+  return files.as_local_path(given or default, "--results")
 
 
 def _file(name: str) -> pathlib.Path:

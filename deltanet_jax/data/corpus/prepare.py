@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from deltanet_jax import files
+from deltanet_jax import files, object_storage
 from deltanet_jax.data.corpus import manifest as manifests
 from deltanet_jax.data.corpus.manifest import Manifest, Recipe, Shard, SplitInfo
-from deltanet_jax.data.corpus.shards import check_files
+from deltanet_jax.data.corpus.shards import check_files, open_corpus
 from deltanet_jax.data.corpus.shuffle import BucketInfo, is_complete, write_buckets
 from deltanet_jax.data.corpus.split import (
   Document,
@@ -29,6 +29,7 @@ from deltanet_jax.data.corpus.split import (
 )
 from deltanet_jax.data.corpus.text import Paths, Source, find_sources
 from deltanet_jax.data.corpus.tokenizer import Tokenizer, keep_tokenizer
+from deltanet_jax.object_storage import ObjectPath
 
 _PARTIAL = ".partial"
 _BUCKETS = "dealt.json"  # written when the buckets are complete
@@ -232,7 +233,8 @@ def prepare(
   Args:
     source: Text, Markdown, JSON or JSON lines file, possibly compressed, Parquet or Arrow file, a
       folder of them, a folder of Hugging Face `datasets`, a glob pattern, or several of these.
-    output: New or empty folder.
+    output: New or empty folder. On object storage, the corpus is prepared in the cache folder
+      and uploaded, the manifest last.
     tokenizer: Encodes the documents; its files are saved with the corpus.
     validation: Validation split: a fraction of the text's bytes, or separate input like `source`.
     eos: Whether to append the tokenizer's EOS token to each document.
@@ -244,7 +246,7 @@ def prepare(
   separate = not isinstance(validation, int | float)
   fraction = 0.0 if separate else float(validation)
   _check_settings(tokenizer, fraction, eos, shard_tokens)
-  output = pathlib.Path(output)
+  output = files.as_path(output)
   inputs = dict(train=_find(source, report))
   if separate:
     inputs["validation"] = _find(validation, report)
@@ -262,7 +264,8 @@ def prepare(
     validation_sources=_checksums(inputs["validation"].sources if separate else []),
   )
   try:
-    return _prepare(inputs, recipe, output, tokenizer)
+    run = _prepare_remote if isinstance(output, ObjectPath) else _prepare
+    return run(inputs, recipe, output, tokenizer)
   except OSError as e:
     if e.errno is None:
       raise
@@ -270,6 +273,26 @@ def prepare(
       f"{e.filename or output} cannot be read or written ({e.strerror}): fix this and rerun the"
       " same command to resume."
     ) from e
+
+
+def _prepare_remote(inputs, recipe: Recipe, output: ObjectPath, tokenizer) -> Manifest:
+  """Prepare a corpus in the cache folder, and upload it."""
+  if (output / manifests.FILE).is_file():
+    manifest = open_corpus(output, verify=True).manifest
+    _check_same(output, manifest.recipe, recipe)
+    return manifest
+  uploading = output / _PARTIAL / "uploading"
+  if not uploading.is_file() and (foreign := next(output.iterdir(), None)):
+    raise ValueError(
+      f"{output} has unrelated files such as {foreign.name}, expected a new or empty folder."
+    )
+  staged = files.cache_folder() / "prepare" / hashlib.sha256(str(output).encode()).hexdigest()[:16]
+  manifest = _prepare(inputs, recipe, staged, tokenizer)
+  uploading.write_text("interrupted uploads have this file\n")
+  object_storage.upload(staged, output, last=manifests.FILE)
+  uploading.unlink()
+  shutil.rmtree(staged, ignore_errors=True)
+  return manifest
 
 
 def _prepare(inputs, recipe: Recipe, output: pathlib.Path, tokenizer: Tokenizer) -> Manifest:

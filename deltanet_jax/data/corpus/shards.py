@@ -7,9 +7,11 @@ import pathlib
 
 import numpy as np
 
+from deltanet_jax import files
 from deltanet_jax.data.corpus import manifest as manifests
 from deltanet_jax.data.corpus.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
-from deltanet_jax.files import sha256
+from deltanet_jax.files import as_path, sha256
+from deltanet_jax.object_storage import ObjectPath
 
 # Up to this size in bytes, checksums are verified at every opening (about 1 s per 500 MB).
 _ALWAYS_VERIFIED = 1 << 28
@@ -124,19 +126,54 @@ def check_files(folder: pathlib.Path, manifest: manifests.Manifest, *, checksums
     )
 
 
+def _cached(folder: ObjectPath, manifest: manifests.Manifest) -> pathlib.Path:
+  """Return the local copy of a corpus on object storage; copy it if needed."""
+  content = hashlib.sha256(str(manifest).encode()).hexdigest()[:16]
+  local = files.cache_folder() / "corpora" / content / folder.name
+  local.mkdir(parents=True, exist_ok=True)
+  with files.locked(local.parent / "lock", wait=True):
+    if not (local / manifests.FILE).is_file():
+      _download(folder, manifest, local)
+  return local
+
+
+def _download(folder: ObjectPath, manifest: manifests.Manifest, local: pathlib.Path):
+  """Copy the files of a corpus one by one, the manifest last; an interrupted copy resumes."""
+
+  def copy(path):
+    with files.writing(local), files.replacing(local / path.name) as new:
+      new.write_bytes(path.read_bytes())
+
+  for path in folder.objects():
+    wanted = path.parent == folder and path.name != manifests.FILE
+    if wanted and not (local / path.name).is_file():
+      copy(path)
+  try:
+    check_files(local, manifest, checksums=True)
+  except ValueError as e:
+    files.remove_tree(local)
+    raise ValueError(
+      f"{folder} has a file that does not match its manifest: delete it and prepare it again."
+    ) from e
+  copy(folder / manifests.FILE)
+
+
 def open_corpus(
   folder: str | pathlib.Path, *, tokenizer: Tokenizer | None = None, verify: bool | None = None
 ) -> Corpus:
   """Open a prepared corpus and verify its files against the manifest.
 
   Args:
-    folder: Output of `prepare`.
+    folder: Output of `prepare`. A corpus on object storage is copied once to the user's cache
+      folder, because batches are random reads of memory-mapped shards.
     tokenizer: If given, must be the tokenizer of the corpus.
     verify: Whether to verify checksums; None: if the corpus has at most 256 MB. File sizes are
       always verified.
   """
-  folder = pathlib.Path(folder)
+  folder = as_path(folder)
   manifest = manifests.read_manifest(folder)
+  if isinstance(folder, ObjectPath):
+    folder = _cached(folder, manifest)
   recipe = manifest.recipe
   if tokenizer is not None and tokenizer.hash != recipe.tokenizer_hash:
     raise ValueError(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from deltanet_jax.data.corpus import arrow
+from deltanet_jax.files import as_local_path
 
 TEXTS = (".txt", ".md", "")  # one document per file; files without suffix only if they are text
 KINDS = (*TEXTS, ".json", ".jsonl", *arrow.SUFFIXES)
@@ -47,13 +48,15 @@ def find_sources(path: Paths) -> tuple[list[Source], list[str]]:
       `save_to_disk` of Hugging Face `datasets`, or several. Hidden files and folders are skipped.
   """
   if isinstance(path, str | pathlib.Path):
-    return find_sources(_matches(path)) if _is_pattern(path) else _find(pathlib.Path(path))
+    path = as_local_path(path, "text input")
+    return find_sources(_matches(path)) if _is_pattern(path) else _find(path)
   sources, skipped = [], []
   for one in path:
+    one = as_local_path(one, "text input")
     found, others = find_sources(one)
     if not _is_pattern(one):
       # Files of several inputs may have the same name: the path as given distinguishes them.
-      folder = pathlib.Path(one).parent if pathlib.Path(one).is_file() else pathlib.Path(one)
+      folder = one.parent if one.is_file() else one
       found = [dataclasses.replace(x, name=(folder / x.name).as_posix()) for x in found]
     sources += found
     skipped += others

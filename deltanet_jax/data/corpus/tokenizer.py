@@ -191,7 +191,7 @@ def _mistral() -> SentencePieceTokenizer:
 def find_tokenizer(folder: str | pathlib.Path) -> pathlib.Path | None:
   """Return the path of the tokenizer file in a folder, or None."""
   names = [f"tokenizer{suffix}" for suffix in (_HUGGING_FACE, _SENTENCE_PIECE)]
-  return next((path for x in names if (path := pathlib.Path(folder) / x).is_file()), None)
+  return next((path for x in names if (path := files.as_path(folder) / x).is_file()), None)
 
 
 def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") -> Tokenizer:
@@ -210,7 +210,7 @@ def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") ->
       return BytesTokenizer()
     case "mistral":
       return _mistral()
-  path = pathlib.Path(folder) / name
+  path = files.as_path(folder) / files.as_path(name)
   expected = (
     f"expected one of {TOKENIZERS}, or the path of a tokenizer.json (Hugging Face) or of a"
     f" {_SENTENCE_PIECE} file (SentencePiece)"
@@ -239,7 +239,7 @@ def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") ->
 def keep_tokenizer(tokenizer: Tokenizer, folder: str | pathlib.Path):
   """Save the tokenizer's files, if any; `load_tokenizer(tokenizer.name, folder)` loads it."""
   for name, content in tokenizer.files().items():
-    with files.replacing(pathlib.Path(folder) / name) as new:
+    with files.replacing(files.as_path(folder) / name) as new:
       new.write_bytes(content)
 
 

@@ -21,7 +21,7 @@ class NamedTasks:
   """
 
   def __init__(self, include_path: str | pathlib.Path | None = None):
-    self._folder = None if include_path is None else pathlib.Path(include_path)
+    self._folder = None if include_path is None else as_local_path(include_path, "include_path")
     self._managers: dict[bool, Any] = {}
     if self._folder is not None:
       _check_folder(self._folder)

@@ -12,6 +12,7 @@ from deltanet_jax.eval.harness import package
 from deltanet_jax.eval.harness.by_name import NamedTasks
 from deltanet_jax.eval.harness.model import HarnessLM
 from deltanet_jax.eval.harness.tasks import TASKS, open_tasks, resolve
+from deltanet_jax.files import as_local_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def run(
   """
   others = NamedTasks(include_path)
   names = resolve(names, others)
-  local_data = None if local_data is None else pathlib.Path(local_data)
+  local_data = None if local_data is None else as_local_path(local_data, "local_data")
   named = [name for name in names if name not in TASKS]
   if named and local_data is not None:
     raise ValueError(
