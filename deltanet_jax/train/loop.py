@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+import optax
 from tqdm import tqdm
 
 from deltanet_jax import device_batches
@@ -38,20 +39,33 @@ def check_start(
   *,
   initial: InitFrom | None = None,
   extend: bool = False,
+  optimizer: optax.GradientTransformation | None = None,
   trainer: Trainer | None = None,
 ) -> Trainer:
   """Raise ValueError if this run cannot start or resume in this folder; writes nothing.
 
   Args:
-    initial, extend: as in `train`.
-    trainer: `make_trainer(cfg)` if the caller has it; tracing a large model takes seconds.
+    initial, extend, optimizer: as in `train`.
+    trainer: `make_trainer(cfg, optimizer=optimizer)` if the caller has it; tracing a large model
+      takes seconds.
 
   Returns:
     The trainer, to be passed to `train`.
   """
-  trainer = trainer or make_trainer(cfg)
+  if trainer is None:
+    trainer = make_trainer(cfg, optimizer=optimizer)
+  elif optimizer is not None:
+    raise ValueError(
+      "optimizer and trainer are both given: pass the optimizer to make_trainer or check_start."
+    )
   workdir = pathlib.Path(workdir)
-  folders.check(workdir, cfg, initial=initial and initial.path, extend=extend)
+  folders.check(
+    workdir,
+    cfg,
+    initial=initial and initial.path,
+    extend=extend,
+    own_optimizer=trainer.own_optimizer_structure(),
+  )
   if initial is not None and not saved_steps(workdir):
     initial.check(cfg.model, trainer.abstract_model.shapes)
   return trainer
@@ -63,6 +77,7 @@ def train(
   task: Task,
   *,
   evaluators: Sequence[Evaluator] = (),
+  optimizer: optax.GradientTransformation | None = None,
   origin: dict | None = None,
   initial: InitFrom | None = None,
   extend: bool = False,
@@ -78,6 +93,9 @@ def train(
 
   Args:
     evaluators: run every `cfg.eval_every` updates and at the end.
+    optimizer: an optax optimizer, with its learning rate, schedule, clipping and weight decay, used
+      instead of `cfg.optimizer`. Resuming needs the same one: the structure of its state is
+      compared with that of the run. `value` (the loss) is passed to its `update`.
     origin: provenance, stored in config.json.
     initial: initial weights of a new run, which starts at step 0 with a new optimizer state. A run
       with a checkpoint resumes from that and does not load them.
@@ -100,7 +118,9 @@ def train(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(Stop(workdir))
     stack.enter_context(writing(workdir))
-    trainer = check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
+    trainer = check_start(
+      cfg, workdir, initial=initial, extend=extend, optimizer=optimizer, trainer=trainer
+    )
     folders.check_task(workdir, cfg, task)
     update = trainer.lower_update()
     new = not (workdir / folders.FILE).exists()
@@ -110,7 +130,8 @@ def train(
       stack.enter_context(locked(workdir / folders.LOCK, report=report))
       # Again under the lock: another run may have started and ended here meanwhile.
       check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
-      folders.write(workdir, cfg, task, origin, initial_origin)
+      structure = trainer.own_optimizer_structure()
+      folders.write(workdir, cfg, task, origin, initial_origin, own_optimizer=structure)
     if line := task.remark(cfg.model.vocab):
       report(line)
     checkpoints = Checkpoints(workdir, cfg.checkpoint)
@@ -119,7 +140,7 @@ def train(
     if start is None:
       _check_from_scratch(workdir, from_scratch)
     if jax.process_index() == 0:
-      _record_extension(cfg, workdir, start.step if start else 0, origin, report)
+      _record_extension(trainer, workdir, start.step if start else 0, origin, report)
     if start is None:
       state = _initial_state(trainer, workdir, stop, initial, initial_origin, report)
       start = _Start(state, 0, evaluated=True)
@@ -159,10 +180,14 @@ def _check_from_scratch(workdir, from_scratch):
     set_aside(workdir)
 
 
-def _record_extension(cfg, workdir, step, origin, report):
+def _record_extension(trainer, workdir, step, origin, report):
   """Record in config.json that a run continues to more tokens, and report the learning rate."""
+  cfg = trainer.cfg
   before = folders.extend(workdir, cfg, step, origin)
   if before is None:
+    return
+  if trainer.own_optimizer:
+    report(f"extended from {before} to {cfg.tokens} tokens, with the optimizer's own schedule")
     return
   old = dataclasses.replace(cfg, tokens=before)
   old_rate, rate = (learning_rate(c, step) for c in (old, cfg))
