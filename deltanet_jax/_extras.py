@@ -18,6 +18,7 @@ _EXTRA = {
   "safetensors": "models",
   "tensorboardX": "train",
   "tqdm": "train",
+  "wandb": "wandb",
 }
 # What importing a subpackage takes beyond the core dependencies.
 _NEEDS = {

@@ -26,7 +26,9 @@ import pathlib
 
 from absl import flags
 
-from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
+from deltanet_jax._extras import MissingExtraError
+from deltanet_jax.config import to_json
+from deltanet_jax.train import DivergenceError, InitFrom, WandB, make_trainer
 from experiments.lib import app, config_file, multihost, training
 from experiments.lib.multihost import report
 
@@ -46,6 +48,12 @@ _EXTEND = flags.DEFINE_bool(
   "extend", False, "Resume the run with a larger --config.tokens; see above."
 )
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
+_WANDB = flags.DEFINE_string(
+  "wandb_project",
+  None,
+  "Also log to this project of Weights & Biases (extra `wandb`). WANDB_MODE=offline writes to"
+  " workdir/wandb instead, for `wandb sync` later.",
+)
 _FROM_SCRATCH = flags.DEFINE_bool(
   "from_scratch", False, "Start at step 0 if all checkpoints of the workdir are damaged."
 )
@@ -63,12 +71,13 @@ def main():
     InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
   )
   start = dict(initial=initial, extend=_EXTEND.value, trainer=make_trainer(cfg))
+  loggers = [WandB(_WANDB.value, workdir, config=to_json(cfg))] if _WANDB.value else []
   task = training.open_task(cfg, workdir, **start)
-  options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
+  options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value, loggers=loggers)
   results = training.run(cfg, workdir, task, **start, **options)
   report("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":
-  expected = (ValueError, OSError, DivergenceError)
+  expected = (ValueError, OSError, DivergenceError, MissingExtraError)
   app.run(main, expected=expected, parse=config_file.parse, own_signals=True)

@@ -20,7 +20,8 @@ from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
 from deltanet_jax.train.init_from import InitFrom
-from deltanet_jax.train.metrics import Log, Meter, set_aside
+from deltanet_jax.train.loggers import Logger, check_loggers, open_loggers, set_aside
+from deltanet_jax.train.metrics import Meter
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.step import State, Trainer, make_trainer
@@ -77,6 +78,7 @@ def train(
   task: Task,
   *,
   evaluators: Sequence[Evaluator] = (),
+  loggers: Sequence[Logger] = (),
   optimizer: optax.GradientTransformation | None = None,
   origin: dict | None = None,
   initial: InitFrom | None = None,
@@ -93,6 +95,8 @@ def train(
 
   Args:
     evaluators: run every `cfg.eval_every` updates and at the end.
+    loggers: receive all metrics, in addition to metrics.jsonl and tensorboard/ of the workdir: any
+      objects with the methods of `Logger`. `train` closes them.
     optimizer: an optax optimizer, with its learning rate, schedule, clipping and weight decay, used
       instead of `cfg.optimizer`. Resuming needs the same one: the structure of its state is
       compared with that of the run. `value` (the loss) is passed to its `update`.
@@ -116,7 +120,10 @@ def train(
   """
   workdir, origin = pathlib.Path(workdir), origin or {}
   with contextlib.ExitStack() as stack:
+    check_loggers(loggers)
     stop = stack.enter_context(Stop(workdir))
+    for logger in loggers:
+      stack.callback(logger.close)
     stack.enter_context(writing(workdir))
     trainer = check_start(
       cfg, workdir, initial=initial, extend=extend, optimizer=optimizer, trainer=trainer
@@ -144,7 +151,8 @@ def train(
     if start is None:
       state = _initial_state(trainer, workdir, stop, initial, initial_origin, report)
       start = _Start(state, 0, evaluated=True)
-    return _Loop(trainer, workdir, task, evaluators, stop, checkpoints).run(update, start, profile)
+    loop = _Loop(trainer, workdir, task, evaluators, loggers, stop, checkpoints)
+    return loop.run(update, start, profile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +238,7 @@ class _Loop:
   workdir: pathlib.Path
   task: Task
   evaluators: Sequence[Evaluator]
+  loggers: Sequence[Logger]
   stop: Stop
   checkpoints: Checkpoints
 
@@ -242,7 +251,7 @@ class _Loop:
     with contextlib.ExitStack() as stack:
       meter = Meter(self.trainer)
       update = self.stop.before_start(lowered_update.compile)
-      recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter))
+      recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter, self.loggers))
       trace = stack.enter_context(_Trace(self.workdir, start.step, profile))
       results = self._evaluate_resumed(start, recorder)
       if self._stops_early(results):
@@ -308,18 +317,26 @@ class _Loop:
 
 
 class _Recorder:
-  """Log file, progress bar and divergence check.
+  """Loggers, progress bar and divergence check.
 
   The metrics of an update are read after the next one was dispatched, so that the devices do not
   wait for the host.
   """
 
-  def __init__(self, cfg: TrainConfig, workdir: pathlib.Path, start: int, meter: Meter):
+  def __init__(
+    self,
+    cfg: TrainConfig,
+    workdir: pathlib.Path,
+    start: int,
+    meter: Meter,
+    loggers: Sequence[Logger],
+  ):
     self._cfg, self._workdir, self._meter = cfg, workdir, meter
     self._pending = None
     self._paused = False
-    self._log = Log(workdir, start)
     quiet = jax.process_index() != 0
+    self._own_loggers = [] if quiet else open_loggers(workdir, start)
+    self._loggers = [] if quiet else [*self._own_loggers, *loggers]
     self._bar = tqdm(total=cfg.steps, initial=start, unit="update", disable=quiet, smoothing=0.1)
 
   def __enter__(self):
@@ -327,7 +344,8 @@ class _Recorder:
 
   def __exit__(self, *_):
     self._bar.close()
-    self._log.close()
+    for logger in self._own_loggers:
+      logger.close()
 
   def add(self, step: int, metrics: dict[str, jax.Array]):
     """Read the metrics of the previous update and hold these until the next call."""
@@ -342,13 +360,17 @@ class _Recorder:
   def write(self, step: int, results: dict[str, float]):
     """Log the results of an evaluation."""
     if results:
-      self._log.write(step, results)
+      self._log(step, results)
 
   def exclude_pause(self, step: int):
     """Do not count the time since `flush` as training time."""
     if self._paused:
       self._meter.restart(step)
     self._paused = False
+
+  def _log(self, step, metrics):
+    for logger in self._loggers:
+      logger.log(step, metrics)
 
   def _read(self):
     if self._pending is None:
@@ -363,7 +385,7 @@ class _Recorder:
         " optimizer.learning_rate, or look at this batch."
       )
     if step % cfg.log_every == 0 or step == cfg.steps:
-      self._log.write(step, metrics | self._meter.rates(step))
+      self._log(step, metrics | self._meter.rates(step))
       self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
 
