@@ -28,6 +28,8 @@ from deltanet_jax.train.step import State, Trainer, make_trainer
 
 # Updates in a profiler trace, counted from the start: the first ones are slower.
 _TRACED = range(3, 8)
+# Batches at the start that must have scored targets; later ones may have none by chance.
+_FULLY_CHECKED = 8
 
 
 class DivergenceError(Exception):
@@ -258,7 +260,8 @@ class _Loop:
         return results
       for step in range(start.step + 1, cfg.steps + 1):
         trace.before(step)
-        batch = device_batches.to_devices(next(batches), shapes, cfg.data.scored)
+        batch = self._checked(next(batches), step - 1, first=step - start.step <= _FULLY_CHECKED)
+        batch = device_batches.to_devices(batch, shapes, cfg.data.scored)
         state, metrics = update(state, batch, learning_rate(cfg, step - 1))
         recorder.add(step, metrics)
         trace.after(step, state)
@@ -287,6 +290,17 @@ class _Loop:
     host, hosts = device_batches.host_share(shapes["tokens"])
     workers = self.trainer.cfg.data.workers
     return training_batches(self.task, host=host, hosts=hosts, workers=workers, start=start)
+
+  def _checked(self, batch, step, first):
+    """Return the batch of a step; raise ValueError if the task made it wrongly."""
+    device_batches.check_batch(
+      batch,
+      self.trainer.batch_shapes(),
+      vocab=self.task.vocab,
+      what=f"batch {step} of {type(self.task).__name__}",
+      scored=first,
+    )
+    return batch
 
   def _evaluate(self, step, state) -> dict[str, float]:
     context = EvalContext(self.trainer.evaluation, state["weights"], step)
