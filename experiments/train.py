@@ -44,6 +44,12 @@ _INIT_FROM = flags.DEFINE_string(
 _INIT_STEP = flags.DEFINE_integer(
   "init_step", None, "Step of the checkpoint of --init_from; the latest complete one by default."
 )
+_OTHER_TOKENIZER = flags.DEFINE_bool(
+  "allow_other_tokenizer",
+  False,
+  "Start from the weights of --init_from even if they were trained with another tokenizer than the"
+  " corpus: token ids then mean other text.",
+)
 _EXTEND = flags.DEFINE_bool(
   "extend", False, "Resume the run with a larger --config.tokens; see above."
 )
@@ -67,9 +73,10 @@ def main():
     raise ValueError("--init_step needs --init_from: set both.")
   workdir = pathlib.Path(_WORKDIR.value)
   multihost.join()
-  initial = (
-    InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
-  )
+  initial = None
+  if _INIT_FROM.value:
+    other = dict(allow_other_tokenizer=_OTHER_TOKENIZER.value)
+    initial = InitFrom(_INIT_FROM.value, _INIT_STEP.value, **other, report=report)
   start = dict(initial=initial, extend=_EXTEND.value, trainer=make_trainer(cfg))
   loggers = [WandB(_WANDB.value, workdir, config=to_json(cfg))] if _WANDB.value else []
   task = training.open_task(cfg, workdir, **start)

@@ -131,6 +131,8 @@ def train(
       cfg, workdir, initial=initial, extend=extend, optimizer=optimizer, trainer=trainer
     )
     folders.check_task(workdir, cfg, task)
+    if initial is not None and not saved_steps(workdir):
+      initial.check_tokenizer(task.describe().get("tokenizer"), task.identity().get("tokenizer"))
     update = trainer.lower_update()
     new = not (workdir / folders.FILE).exists()
     initial_origin = (initial and initial.origin()) if new else folders.initial_origin(workdir)
