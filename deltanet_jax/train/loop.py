@@ -16,6 +16,7 @@ from deltanet_jax.data import Task, training_batches
 from deltanet_jax.eval.evaluation import EvalContext, Evaluator, run_evaluators
 from deltanet_jax.files import locked, writing
 from deltanet_jax.models.abstract import put_on_mesh
+from deltanet_jax.train import memory
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
@@ -147,6 +148,8 @@ def train(
       report(line)
     checkpoints = Checkpoints(workdir, cfg.checkpoint)
     stack.callback(checkpoints.close)
+    stack.enter_context(memory.explain_out_of_memory())
+    memory.check_state(trainer)
     start = _restore(trainer, checkpoints, stop, report)
     if start is None:
       _check_from_scratch(workdir, from_scratch)
@@ -255,6 +258,7 @@ class _Loop:
     with contextlib.ExitStack() as stack:
       meter = Meter(self.trainer)
       update = self.stop.before_start(lowered_update.compile)
+      memory.check_update(self.trainer, update)
       recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter, self.loggers))
       trace = stack.enter_context(_Trace(self.workdir, start.step, profile))
       results = self._evaluate_resumed(start, recorder)
