@@ -19,6 +19,7 @@ _EXTRA = {
   "tensorboardX": "train",
   "tensorstore": "train",
   "tqdm": "train",
+  "wandb": "wandb",
 }
 # What importing a subpackage takes beyond the core dependencies.
 _NEEDS = {

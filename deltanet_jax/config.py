@@ -14,6 +14,8 @@ Dtype = Literal["float32", "bfloat16", "float64"]
 Mlp = Literal["swiglu", "gelu", "identity", "rwkv4", "rwkv6"]
 Norm = Literal["rms", "layer"]
 OutputInit = Literal["plain", "mlp", "all"]
+Optimizer = Literal["adamw", "muon", "lion", "adafactor"]
+Schedule = Literal["cosine", "wsd", "constant"]
 
 T = TypeVar("T")
 
@@ -208,11 +210,28 @@ class DataConfig:
 
 @settings
 class OptimizerConfig:
-  """AdamW, linear warmup and cosine decay; the defaults are the paper's (appendix A.1)."""
+  """Optimizer and learning rate schedule; the defaults are the paper's (appendix A.1).
 
+  `train(..., optimizer=...)` takes an optax optimizer instead; these settings are then unused.
+  """
+
+  name: Optimizer = setting(
+    "adamw",
+    "Optimizer: adamw, muon (matrices by Muon with the update RMS of AdamW; embeddings, head,"
+    " convolutions and vectors by AdamW), lion (needs a 3-10x lower learning rate) or adafactor"
+    " (learning rate relative to the RMS of each weight, for instance 0.01).",
+  )
+  schedule: Schedule = setting(
+    "cosine",
+    "Learning rate after the warmup: cosine (decay to final_learning_rate), wsd (constant, then"
+    " linear decay to final_learning_rate in the last decay_fraction) or constant.",
+  )
+  decay_fraction: float = setting(
+    0.1, "Fraction of all training tokens in which the wsd schedule decays."
+  )
   learning_rate: float = setting(3e-4, "Peak learning rate, reached after the warmup.")
   initial_learning_rate: float = setting(3e-5, "Learning rate of the first update.")
-  final_learning_rate: float = setting(3e-5, "Learning rate at the end of the cosine decay.")
+  final_learning_rate: float = setting(3e-5, "Learning rate at the end of the decay.")
   warmup_tokens: int = setting(500_000_000, "Length of the linear warmup in tokens.")
   rate_every: int = setting(1, "Updates between changes of the learning rate (step schedule).")
   weight_decay: float = setting(0.01, "Decoupled weight decay, multiplied by the learning rate.")
@@ -220,11 +239,17 @@ class OptimizerConfig:
     False, "Apply weight decay to all parameters; False: only to those marked by their module."
   )
   clip: float | None = setting(1.0, "Maximum global gradient norm (clipping); None: no clipping.")
-  b1: float = setting(0.9, "AdamW beta1, the decay rate of the first moment.")
-  b2: float = setting(0.95, "AdamW beta2, the decay rate of the second moment.")
+  b1: float = setting(0.9, "AdamW and Lion beta1, the decay rate of the first moment.")
+  b2: float = setting(0.95, "AdamW beta2, the decay rate of the second moment; Lion beta2.")
   eps: float = setting(1e-8, "AdamW epsilon.")
+  momentum: float = setting(0.95, "Muon momentum (Nesterov).")
 
   def validate(self):
+    check_one_of("optimizer.name", self.name, Optimizer)
+    check_one_of("optimizer.schedule", self.schedule, Schedule)
+    fraction = self.decay_fraction
+    check(0 <= fraction <= 1, f"decay_fraction is {fraction}, expected a number in [0, 1].")
+    check(0 <= self.momentum < 1, f"momentum is {self.momentum}, expected a number in [0, 1).")
     check_positive(self, "learning_rate", "rate_every", "clip", "eps")
     rates = ("initial_learning_rate", "final_learning_rate")
     for name in (*rates, "warmup_tokens", "weight_decay", "b1", "b2"):

@@ -4,8 +4,8 @@
   python -m experiments.plot_run --workdir=A --workdir=B --out=compare.png
   python -m experiments.plot_run --workdir=RUN --metric=validation_accuracy --metric=mfu
 
-By default: loss (training and validation), learning rate, gradient norm, throughput. The command
-only reads the runs, so they may be training.
+Panels: loss (training and validation), learning rate, gradient norm, throughput, and each --metric.
+The command reads metrics.jsonl only, so the runs may be training.
 """
 
 from experiments.lib import early_signals  # noqa: F401, before what takes seconds to import
@@ -16,16 +16,18 @@ import pathlib
 
 from absl import flags
 
+from deltanet_jax._extras import MissingExtraError
 from deltanet_jax.files import as_path, replacing, writing
-from deltanet_jax.train.metrics import FILE
+from deltanet_jax.train.loggers import JSON_LINES
 from experiments.lib import app
-from experiments.plots import style
 
 _WORKDIRS = flags.DEFINE_multi_string("workdir", [], "Folder of a run; repeatable.")
 _METRICS = flags.DEFINE_multi_string(
   "metric", [], "Also plot this metric of metrics.jsonl, in a panel of its own; repeatable."
 )
-_OUT = flags.DEFINE_string("out", None, "PNG file to write; RUN/metrics.png by default.")
+_OUT = flags.DEFINE_string(
+  "out", None, "PNG file to write; metrics.png in the folder of the first run by default."
+)
 
 # Panel title -> metrics in it, the first of them as a thin line.
 _PANELS = {
@@ -38,16 +40,16 @@ _PANELS = {
 
 def read(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
   """Return the (step, value) pairs of each metric of a run; non-finite values are left out."""
-  path = workdir / FILE
+  path = workdir / JSON_LINES
   if not path.exists():
-    raise ValueError(f"{workdir} has no {FILE}: expected the folder of a training run.")
+    raise ValueError(f"{workdir} has no {JSON_LINES}: expected the folder of a training run.")
   curves: dict[str, list[tuple[int, float]]] = {}
   for line in path.read_text().splitlines():
     try:
       values = json.loads(line)
-    except ValueError:  # the last line of a run that is being written
+      step = values.pop("step")
+    except (ValueError, KeyError):  # the last line of a run that is being written
       continue
-    step = values.pop("step")
     for name, value in values.items():
       if value is not None:
         curves.setdefault(name, []).append((step, value))
@@ -55,7 +57,14 @@ def read(workdir: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str, ...] = ()):
-  """Draw one panel per metric, one color per run."""
+  """Draw one panel per metric, one color per run.
+
+  Args:
+    runs: the curves of each run (see `read`), by the name to show.
+    more: metrics that get a panel of their own.
+  """
+  from experiments.plots import style
+
   panels = _PANELS | {name: (name,) for name in more}
   drawn, axes = style.panels(len(panels), 2, (5.0, 2.8))
   for panel, (title, metrics) in zip(axes, panels.items()):
@@ -67,6 +76,8 @@ def figure(runs: dict[str, dict[str, list[tuple[int, float]]]], more: tuple[str,
           look = dict(marker="o") if validation else dict(linewidth=1.0, alpha=0.8)
           panel.plot(*zip(*points), color=style.color(i % 9), label=label, **look)
     panel.set(title=title, xlabel="update")
+    if not panel.lines:
+      panel.text(0.5, 0.5, "not logged", transform=panel.transAxes, ha="center", color="0.5")
     if panel.lines and (len(runs) > 1 or len(panel.lines) > 1):
       panel.legend()
   return drawn
@@ -76,7 +87,8 @@ def main():
   workdirs = [as_path(x) for x in _WORKDIRS.value]
   if not workdirs:
     raise ValueError("--workdir is needed: the folder of a run; see --help.")
-  runs = {str(x): read(x) for x in workdirs}
+  unique = len({x.resolve().name for x in workdirs}) == len(workdirs)
+  runs = {x.resolve().name if unique else str(x): read(x) for x in workdirs}
   known = sorted(set().union(*runs.values()))
   for name in _METRICS.value:
     if name not in known:
@@ -88,4 +100,4 @@ def main():
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, expected=(ValueError, MissingExtraError))

@@ -27,9 +27,11 @@ from experiments.lib import early_signals  # noqa: F401, before imports that tak
 
 from absl import flags
 
+from deltanet_jax._extras import MissingExtraError
+from deltanet_jax.config import to_json
 from deltanet_jax.eval import Validation
 from deltanet_jax.files import as_path
-from deltanet_jax.train import DivergenceError, InitFrom, make_trainer
+from deltanet_jax.train import DivergenceError, InitFrom, WandB, make_trainer
 from experiments.lib import app, config_file, extensions, multihost, training
 from experiments.lib.multihost import report
 
@@ -44,6 +46,12 @@ _INIT_FROM = flags.DEFINE_string(
 )
 _INIT_STEP = flags.DEFINE_integer(
   "init_step", None, "Step of the checkpoint of --init_from; the latest complete one by default."
+)
+_OTHER_TOKENIZER = flags.DEFINE_bool(
+  "allow_other_tokenizer",
+  False,
+  "Start from the weights of --init_from even if they were trained with another tokenizer than the"
+  " corpus: token ids then mean other text.",
 )
 _EXTEND = flags.DEFINE_bool(
   "extend", False, "Resume the run with a larger --config.tokens; see above."
@@ -61,6 +69,12 @@ _EVALUATORS = flags.DEFINE_multi_string(
   " repeatable.",
 )
 _PROFILE = flags.DEFINE_bool("profile", False, "Write a trace of five updates to workdir/profile.")
+_WANDB = flags.DEFINE_string(
+  "wandb_project",
+  None,
+  "Also log to this project of Weights & Biases (extra `wandb`). WANDB_MODE=offline writes to"
+  " workdir/wandb instead, for `wandb sync` later.",
+)
 _FROM_SCRATCH = flags.DEFINE_bool(
   "from_scratch", False, "Start at step 0 if all checkpoints of the workdir are damaged."
 )
@@ -74,20 +88,22 @@ def main():
     raise ValueError("--init_step needs --init_from: set both.")
   workdir, own = as_path(_WORKDIR.value), extensions.open_evaluators(_EVALUATORS.value)
   multihost.join()
-  initial = (
-    InitFrom(_INIT_FROM.value, _INIT_STEP.value, report=report) if _INIT_FROM.value else None
-  )
+  initial = None
+  if _INIT_FROM.value:
+    other = dict(allow_other_tokenizer=_OTHER_TOKENIZER.value)
+    initial = InitFrom(_INIT_FROM.value, _INIT_STEP.value, **other, report=report)
   start = dict(initial=initial, extend=_EXTEND.value, trainer=make_trainer(cfg))
+  loggers = [WandB(_WANDB.value, workdir, config=to_json(cfg))] if _WANDB.value else []
   task = training.open_task(cfg, workdir, _TASK.value, **start)
   evaluators = [Validation(task, cfg.eval_batches), *own]
   # `evaluate` opens the same task and evaluators.
   named = dict(task=_TASK.value, evaluators=_EVALUATORS.value)
-  options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value)
+  options = dict(profile=_PROFILE.value, from_scratch=_FROM_SCRATCH.value, loggers=loggers)
   options |= dict(origin={name: value for name, value in named.items() if value})
   results = training.run(cfg, workdir, task, evaluators, **start, **options)
   report("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":
-  expected = (ValueError, OSError, DivergenceError)
+  expected = (ValueError, OSError, DivergenceError, MissingExtraError)
   app.run(main, expected=expected, parse=config_file.parse, own_signals=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-# tokens, targets, segment_ids [b L] int32, and mask [b L] bool: True for scored targets.
+# tokens, targets, segment_ids [b L] int32, and mask [b L] bool: True for scored targets. Unscored
+# targets may have any value. Training checks every batch (`device_batches.check_batch`).
 Batch = dict[str, np.ndarray]
 _PREFETCH = 4  # batches per worker thread
 

@@ -139,7 +139,10 @@ class Evaluation:
       batches: this process's `share` of each batch.
     """
     sums = dict(loss=0.0, correct=0, targets=0)
-    for batch in batches:
+    vocab = self.model.shapes["embedding"].shape[0]
+    for i, batch in enumerate(batches):
+      what = f"batch {i} of an evaluation"
+      device_batches.check_batch(batch, self.batch_shapes, vocab=vocab, what=what)
       compiled = self._compile("totals", self._totals)
       arrays = device_batches.to_devices(batch, self.batch_shapes, self.max_targets)
       found = compiled(weights, arrays)

@@ -4,6 +4,7 @@ from deltanet_jax.eval.evaluation import EvalContext, Evaluator
 from deltanet_jax.train.checkpoint_reader import saved_steps
 from deltanet_jax.train.init_from import InitFrom
 from deltanet_jax.train.load import Trained, load_trained, save_weights
+from deltanet_jax.train.loggers import JsonLines, Logger, TensorBoard, WandB
 from deltanet_jax.train.loop import DivergenceError, check_start, train
 from deltanet_jax.train.preemption import PreemptionError
 from deltanet_jax.train.step import Trainer, make_trainer
@@ -13,9 +14,13 @@ __all__ = [
   "EvalContext",
   "Evaluator",
   "InitFrom",
+  "JsonLines",
+  "Logger",
   "PreemptionError",
+  "TensorBoard",
   "Trained",
   "Trainer",
+  "WandB",
   "check_start",
   "load_trained",
   "make_trainer",

@@ -44,7 +44,15 @@ class OtherModelError(ValueError):
 @jax.jit
 def _checksum(arrays):
   """Sum of all bits as integers modulo 2^32: exact in any order, so independent of the mesh."""
-  bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32).sum(dtype=jnp.uint32)
+
+  def bits(x):
+    if x.dtype == bool:
+      words = x
+    else:
+      word = jnp.dtype(f"uint{8 * min(x.dtype.itemsize, 4)}")
+      words = jax.lax.bitcast_convert_type(x, word)
+    return words.sum(dtype=jnp.uint32)
+
   return sum(jax.tree.leaves(jax.tree.map(bits, arrays)), start=jnp.zeros((), jnp.uint32))
 
 

@@ -1,17 +1,20 @@
 """Initial weights of a run: from another run, exported weights or a public checkpoint."""
 
 import dataclasses
+import hashlib
 import pathlib
 
 import jax
 import numpy as np
 
 from deltanet_jax.config import ModelConfig
+from deltanet_jax.data import load_tokenizer
+from deltanet_jax.data.corpus.tokenizer import find_tokenizers
 from deltanet_jax.files import as_path
 from deltanet_jax.interop import load_fla
 from deltanet_jax.models.abstract import digest, weights_of
 from deltanet_jax.train import workdir as folders
-from deltanet_jax.train.load import load_trained
+from deltanet_jax.train.load import Trained, load_trained
 from deltanet_jax.train.multihost import raise_together, same_everywhere
 
 # Mixer settings that do not change what the weights compute.
@@ -39,13 +42,23 @@ class InitFrom:
   Args:
     path: of a run, of exported weights, or of a public checkpoint (see `load_fla`).
     step: of a run's checkpoint; None: the newest intact one.
+    allow_other_tokenizer: start also if the weights were trained with another tokenizer than the
+      task's.
     report: called with one line of text if a damaged checkpoint was skipped.
   """
 
-  def __init__(self, path: str | pathlib.Path, step: int | None = None, *, report=print):
+  def __init__(
+    self,
+    path: str | pathlib.Path,
+    step: int | None = None,
+    *,
+    allow_other_tokenizer: bool = False,
+    report=print,
+  ):
     folder = as_path(path)
     self.path = str(folder.resolve() if folder.exists() else path)
     self._step, self._report = step, report
+    self._any_tokenizer = allow_other_tokenizer
     self._loaded = None
 
   def check(self, cfg: ModelConfig, shapes: dict[str, jax.ShapeDtypeStruct]):
@@ -54,12 +67,31 @@ class InitFrom:
     Args:
       shapes: of the weights of `cfg`.
     """
-    model, weights, _ = self._content()
+    model, weights, *_ = self._content()
     if found := _difference(model, cfg) or _shape_difference(weights, shapes):
       name, theirs, ours = found
       raise ValueError(
         f"{self.path} holds a model with {name} = {theirs!r}, the configuration has {ours!r}: use"
         " the model of these weights, or other weights."
+      )
+
+  def check_tokenizer(self, name: str | None, hash: str | None):
+    """Raise ValueError if the weights were trained with another tokenizer.
+
+    Weights or tasks whose tokenizer is unknown are accepted.
+
+    Args:
+      name: of the task's tokenizer; None if the task is not text.
+      hash: of its definition, as `Tokenizer.hash`.
+    """
+    if self._any_tokenizer or hash is None:
+      return
+    theirs, hashes = self._content()[3]
+    if hashes and hash not in hashes:
+      raise ValueError(
+        f"{self.path} was trained with the tokenizer {theirs!r} ({hashes[0][:12]}), the corpus has"
+        f" {name!r} ({hash[:12]}), so its token ids mean other text: prepare the corpus with"
+        " --tokenizer of these weights, or set --allow_other_tokenizer."
       )
 
   def origin(self) -> dict:
@@ -93,6 +125,7 @@ class InitFrom:
     if folders.is_ours(self.path):
       trained = load_trained(self.path, self._step, report=self._report)
       model, history = trained.model, trained.history
+      tokenizer = _own_tokenizer(trained)
       kind = "run" if folders.is_run(self.path) else "export"
       facts |= dict(kind=kind, step=trained.step, commit=history["origin"].get("commit"))
     elif self._step is not None:
@@ -101,9 +134,30 @@ class InitFrom:
       )
     else:
       model = load_fla(self.path)
+      tokenizer = _public_tokenizer(self.path)
       facts |= dict(kind="public")
     weights = jax.device_get(weights_of(model))
-    return model.cfg, weights, facts | dict(sha256=digest(weights))
+    return model.cfg, weights, facts | dict(sha256=digest(weights)), tokenizer
+
+
+def _own_tokenizer(trained: Trained) -> tuple[str | None, list[str]]:
+  """Return name and hash of the tokenizer of a run or an export; no hash if it has none."""
+  name, (_, values) = trained.tokenizer, folders.read_config(trained.folder)
+  if name is None:
+    return None, []
+  stored = values.get("identity", {}).get("tokenizer")  # an export has none
+  return name, [stored or load_tokenizer(name, trained.folder).hash]
+
+
+def _public_tokenizer(folder: str) -> tuple[str | None, list[str]]:
+  """Return name and hashes of the tokenizer files of a local checkpoint; none if it has none.
+
+  A folder may hold the same tokenizer in two formats.
+  """
+  files = find_tokenizers(folder)
+  # As `Tokenizer.hash`, without the packages that read these files.
+  hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+  return (files[0].name if files else None), hashes
 
 
 def _difference(theirs: ModelConfig, ours: ModelConfig) -> tuple | None:

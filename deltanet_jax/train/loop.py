@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+import optax
 from tqdm import tqdm
 
 from deltanet_jax import device_batches
@@ -16,17 +17,21 @@ from deltanet_jax.eval.evaluation import EvalContext, Evaluator, run_evaluators
 from deltanet_jax.files import as_path, locked, writing
 from deltanet_jax.models.abstract import put_on_mesh
 from deltanet_jax.object_storage import ObjectPath
+from deltanet_jax.train import memory
 from deltanet_jax.train import workdir as folders
 from deltanet_jax.train.checkpoint import DAMAGED, Checkpoints, all_damaged
 from deltanet_jax.train.checkpoint_reader import saved_steps
 from deltanet_jax.train.init_from import InitFrom
-from deltanet_jax.train.metrics import Log, Meter, set_aside
+from deltanet_jax.train.loggers import Logger, check_loggers, open_loggers, set_aside
+from deltanet_jax.train.metrics import Meter
 from deltanet_jax.train.optim import learning_rate
 from deltanet_jax.train.preemption import Stop
 from deltanet_jax.train.step import State, Trainer, make_trainer
 
 # Updates in a profiler trace, counted from the start: the first ones are slower.
 _TRACED = range(3, 8)
+# Batches at the start that must have scored targets; later ones may have none by chance.
+_FULLY_CHECKED = 8
 
 
 class DivergenceError(Exception):
@@ -39,20 +44,33 @@ def check_start(
   *,
   initial: InitFrom | None = None,
   extend: bool = False,
+  optimizer: optax.GradientTransformation | None = None,
   trainer: Trainer | None = None,
 ) -> Trainer:
   """Raise ValueError if this run cannot start or resume in this folder; writes nothing.
 
   Args:
-    initial, extend: as in `train`.
-    trainer: `make_trainer(cfg)` if the caller has it; tracing a large model takes seconds.
+    initial, extend, optimizer: as in `train`.
+    trainer: `make_trainer(cfg, optimizer=optimizer)` if the caller has it; tracing a large model
+      takes seconds.
 
   Returns:
     The trainer, to be passed to `train`.
   """
-  trainer = trainer or make_trainer(cfg)
+  if trainer is None:
+    trainer = make_trainer(cfg, optimizer=optimizer)
+  elif optimizer is not None:
+    raise ValueError(
+      "optimizer and trainer are both given: pass the optimizer to make_trainer or check_start."
+    )
   workdir = as_path(workdir)
-  folders.check(workdir, cfg, initial=initial and initial.path, extend=extend)
+  folders.check(
+    workdir,
+    cfg,
+    initial=initial and initial.path,
+    extend=extend,
+    own_optimizer=trainer.own_optimizer_structure(),
+  )
   if initial is not None and not saved_steps(workdir):
     initial.check(cfg.model, trainer.abstract_model.shapes)
   return trainer
@@ -64,6 +82,8 @@ def train(
   task: Task,
   *,
   evaluators: Sequence[Evaluator] = (),
+  loggers: Sequence[Logger] = (),
+  optimizer: optax.GradientTransformation | None = None,
   origin: dict | None = None,
   initial: InitFrom | None = None,
   extend: bool = False,
@@ -79,6 +99,11 @@ def train(
 
   Args:
     evaluators: run every `cfg.eval_every` updates and at the end.
+    loggers: receive all metrics, in addition to metrics.jsonl and tensorboard/ of the workdir: any
+      objects with the methods of `Logger`. `train` closes them.
+    optimizer: an optax optimizer, with its learning rate, schedule, clipping and weight decay, used
+      instead of `cfg.optimizer`. Resuming needs the same one: the structure of its state is
+      compared with that of the run. `value` (the loss) is passed to its `update`.
     origin: provenance, stored in config.json.
     initial: initial weights of a new run, which starts at step 0 with a new optimizer state. A run
       with a checkpoint resumes from that and does not load them.
@@ -101,10 +126,17 @@ def train(
   if profile and isinstance(workdir, ObjectPath):
     raise ValueError(f"a profile needs a local workdir, not {workdir}: profile a short local run.")
   with contextlib.ExitStack() as stack:
+    check_loggers(loggers)
     stop = stack.enter_context(Stop(workdir))
+    for logger in loggers:
+      stack.callback(logger.close)
     stack.enter_context(writing(workdir))
-    trainer = check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
+    trainer = check_start(
+      cfg, workdir, initial=initial, extend=extend, optimizer=optimizer, trainer=trainer
+    )
     folders.check_task(workdir, cfg, task)
+    if initial is not None and not saved_steps(workdir):
+      initial.check_tokenizer(task.describe().get("tokenizer"), task.identity().get("tokenizer"))
     update = trainer.lower_update()
     new = not (workdir / folders.FILE).exists()
     initial_origin = (initial and initial.origin()) if new else folders.initial_origin(workdir)
@@ -113,20 +145,24 @@ def train(
       stack.enter_context(locked(workdir / folders.LOCK, report=report))
       # Again under the lock: another run may have started and ended here meanwhile.
       check_start(cfg, workdir, initial=initial, extend=extend, trainer=trainer)
-      folders.write(workdir, cfg, task, origin, initial_origin)
+      structure = trainer.own_optimizer_structure()
+      folders.write(workdir, cfg, task, origin, initial_origin, own_optimizer=structure)
     if line := task.remark(cfg.model.vocab):
       report(line)
     checkpoints = Checkpoints(workdir, cfg.checkpoint)
     stack.callback(checkpoints.close)
+    stack.enter_context(memory.explain_out_of_memory())
+    memory.check_state(trainer)
     start = _restore(trainer, checkpoints, stop, report)
     if start is None:
       _check_from_scratch(workdir, from_scratch)
     if jax.process_index() == 0:
-      _record_extension(cfg, workdir, start.step if start else 0, origin, report)
+      _record_extension(trainer, workdir, start.step if start else 0, origin, report)
     if start is None:
       state = _initial_state(trainer, workdir, stop, initial, initial_origin, report)
       start = _Start(state, 0, evaluated=True)
-    return _Loop(trainer, workdir, task, evaluators, stop, checkpoints).run(update, start, profile)
+    loop = _Loop(trainer, workdir, task, evaluators, loggers, stop, checkpoints)
+    return loop.run(update, start, profile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,10 +198,14 @@ def _check_from_scratch(workdir, from_scratch):
     set_aside(workdir)
 
 
-def _record_extension(cfg, workdir, step, origin, report):
+def _record_extension(trainer, workdir, step, origin, report):
   """Record in config.json that a run continues to more tokens, and report the learning rate."""
+  cfg = trainer.cfg
   before = folders.extend(workdir, cfg, step, origin)
   if before is None:
+    return
+  if trainer.own_optimizer:
+    report(f"extended from {before} to {cfg.tokens} tokens, with the optimizer's own schedule")
     return
   old = dataclasses.replace(cfg, tokens=before)
   old_rate, rate = (learning_rate(c, step) for c in (old, cfg))
@@ -208,6 +248,7 @@ class _Loop:
   workdir: pathlib.Path
   task: Task
   evaluators: Sequence[Evaluator]
+  loggers: Sequence[Logger]
   stop: Stop
   checkpoints: Checkpoints
 
@@ -220,14 +261,16 @@ class _Loop:
     with contextlib.ExitStack() as stack:
       meter = Meter(self.trainer)
       update = self.stop.before_start(lowered_update.compile)
-      recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter))
+      memory.check_update(self.trainer, update)
+      recorder = stack.enter_context(_Recorder(cfg, self.workdir, start.step, meter, self.loggers))
       trace = stack.enter_context(_Trace(self.workdir, start.step, profile))
       results = self._evaluate_resumed(start, recorder)
       if self._stops_early(results):
         return results
       for step in range(start.step + 1, cfg.steps + 1):
         trace.before(step)
-        batch = device_batches.to_devices(next(batches), shapes, cfg.data.scored)
+        batch = self._checked(next(batches), step - 1, first=step - start.step <= _FULLY_CHECKED)
+        batch = device_batches.to_devices(batch, shapes, cfg.data.scored)
         state, metrics = update(state, batch, learning_rate(cfg, step - 1))
         recorder.add(step, metrics)
         trace.after(step, state)
@@ -256,6 +299,17 @@ class _Loop:
     host, hosts = device_batches.host_share(shapes["tokens"])
     workers = self.trainer.cfg.data.workers
     return training_batches(self.task, host=host, hosts=hosts, workers=workers, start=start)
+
+  def _checked(self, batch, step, first):
+    """Return the batch of a step; raise ValueError if the task made it wrongly."""
+    device_batches.check_batch(
+      batch,
+      self.trainer.batch_shapes(),
+      vocab=self.task.vocab,
+      what=f"batch {step} of {type(self.task).__name__}",
+      scored=first,
+    )
+    return batch
 
   def _evaluate(self, step, state) -> dict[str, float]:
     context = EvalContext(self.trainer.evaluation, state["weights"], step)
@@ -286,18 +340,26 @@ class _Loop:
 
 
 class _Recorder:
-  """Log file, progress bar and divergence check.
+  """Loggers, progress bar and divergence check.
 
   The metrics of an update are read after the next one was dispatched, so that the devices do not
   wait for the host.
   """
 
-  def __init__(self, cfg: TrainConfig, workdir: pathlib.Path, start: int, meter: Meter):
+  def __init__(
+    self,
+    cfg: TrainConfig,
+    workdir: pathlib.Path,
+    start: int,
+    meter: Meter,
+    loggers: Sequence[Logger],
+  ):
     self._cfg, self._workdir, self._meter = cfg, workdir, meter
     self._pending = None
     self._paused = False
-    self._log = Log(workdir, start)
     quiet = jax.process_index() != 0
+    self._own_loggers = [] if quiet else open_loggers(workdir, start)
+    self._loggers = [] if quiet else [*self._own_loggers, *loggers]
     self._bar = tqdm(total=cfg.steps, initial=start, unit="update", disable=quiet, smoothing=0.1)
 
   def __enter__(self):
@@ -305,7 +367,8 @@ class _Recorder:
 
   def __exit__(self, *_):
     self._bar.close()
-    self._log.close()
+    for logger in self._own_loggers:
+      logger.close()
 
   def add(self, step: int, metrics: dict[str, jax.Array]):
     """Read the metrics of the previous update and hold these until the next call."""
@@ -315,19 +378,24 @@ class _Recorder:
   def flush(self):
     """Read the metrics of the last update, before an evaluation or a checkpoint."""
     self._read()
-    self._log.sync()
+    for logger in self._own_loggers:
+      logger.sync()
     self._paused = True
 
   def write(self, step: int, results: dict[str, float]):
     """Log the results of an evaluation."""
     if results:
-      self._log.write(step, results)
+      self._log(step, results)
 
   def exclude_pause(self, step: int):
     """Do not count the time since `flush` as training time."""
     if self._paused:
       self._meter.restart(step)
     self._paused = False
+
+  def _log(self, step, metrics):
+    for logger in self._loggers:
+      logger.log(step, metrics)
 
   def _read(self):
     if self._pending is None:
@@ -342,7 +410,7 @@ class _Recorder:
         " optimizer.learning_rate, or look at this batch."
       )
     if step % cfg.log_every == 0 or step == cfg.steps:
-      self._log.write(step, metrics | self._meter.rates(step))
+      self._log(step, metrics | self._meter.rates(step))
       self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
 

@@ -38,8 +38,9 @@ class Trainer:
   """Pure functions of one run (initial state, gradient, update) and their shardings."""
 
   cfg: TrainConfig
-  optimizer: optax.GradientTransformation
+  optimizer: optax.GradientTransformationExtraArgs
   evaluation: Evaluation  # of batches of the training shape
+  own_optimizer: bool = False  # `optimizer` is the user's and applies its own learning rate
 
   @property
   def mesh(self) -> Mesh:
@@ -72,12 +73,18 @@ class Trainer:
     An update with a non-finite loss or gradient leaves weights and optimizer unchanged.
 
     Args:
-      rate: the learning rate, traced, so that learning rates share one compiled function.
+      rate: the learning rate, traced, so that learning rates share one compiled function; unused
+        with the user's own optimizer, which has its own.
     """
     loss, grads = self.loss_and_gradient(state["weights"], batch, state["step"])
     norm = optax.tree.norm(grads)
-    directions, optimizer = self.optimizer.update(grads, state["optimizer"], state["weights"])
-    weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
+    old = state["optimizer"], state["weights"]
+    if self.own_optimizer:
+      changes, optimizer = self.optimizer.update(grads, *old, value=loss)
+      weights = optax.apply_updates(state["weights"], changes)
+    else:
+      directions, optimizer = self.optimizer.update(grads, *old)
+      weights = jax.tree.map(lambda w, d: w - rate * d, state["weights"], directions)
     good = jnp.isfinite(norm) & jnp.isfinite(loss)
     select = functools.partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
     new = dict(
@@ -87,7 +94,9 @@ class Trainer:
       skipped=state["skipped"] + jnp.where(good, 0, 1),
       bad=jnp.where(good, 0, state["bad"] + 1),
     )
-    metrics = dict(loss=loss, grad_norm=norm, learning_rate=rate)
+    metrics = dict(loss=loss, grad_norm=norm)
+    if not self.own_optimizer:
+      metrics["learning_rate"] = rate
     return new, metrics | dict(skipped=new["skipped"], bad=new["bad"])
 
   def dropout_keys(self, step: int | Array) -> Array:
@@ -135,12 +144,25 @@ class Trainer:
     replicated = NamedSharding(self.mesh, PartitionSpec())
 
     def shape(path, x):
-      # Adam moments are sharded like their weight; everything else is a scalar.
+      # Moments are sharded like their weight. Everything else is small: counts, factored moments.
       weight = weights.get(getattr(path[-1], "key", None))
-      placed = replicated if weight is None else weight.sharding
+      placed = weight.sharding if weight is not None and weight.shape == x.shape else replicated
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
 
     return jax.tree_util.tree_map_with_path(shape, jax.eval_shape(self.init_from, weights))
+
+  def own_optimizer_structure(self) -> dict[str, str] | None:
+    """Return shapes by path of the state of the user's own optimizer; None without one.
+
+    The state tells most optimizers apart; their hyperparameters are functions and cannot be
+    compared.
+    """
+    if not self.own_optimizer:
+      return None
+    leaves = jax.tree_util.tree_leaves_with_path(self.state_shapes()["optimizer"])
+    return {
+      jax.tree_util.keystr(path): f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in leaves
+    }
 
   def batch_shapes(self) -> Batch:
     """Return shapes and shardings of a batch."""
@@ -178,16 +200,24 @@ def _shardings(shapes):
   return jax.tree.map(lambda x: x.sharding, shapes)
 
 
-def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
+def make_trainer(
+  cfg: TrainConfig, devices=None, *, optimizer: optax.GradientTransformation | None = None
+) -> Trainer:
   """Trace the model and check config and mesh; compiles nothing.
 
   Args:
     devices: of the mesh; None: all.
+    optimizer: used instead of that of `cfg.optimizer`; see `train`.
 
   Raises:
     ValueError: the config is invalid, or does not fit the mesh.
   """
   cfg.validate()
+  if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
+    raise ValueError(
+      f"optimizer is {optimizer!r}, expected an optax.GradientTransformation such as"
+      " optax.adamw(1e-3)."
+    )
   check_dtype(cfg.model)
   mesh = sharding.make_mesh(cfg.mesh.sizes(), devices)
   model = abstract_model(cfg.model)
@@ -203,4 +233,6 @@ def make_trainer(cfg: TrainConfig, devices=None) -> Trainer:
     max_targets=cfg.data.scored,
     loss_chunk=cfg.loss_chunk,
   )
-  return Trainer(cfg, make_optimizer(cfg, model.decays), evaluation)
+  own = optimizer is not None
+  chosen = optax.with_extra_args_support(optimizer if own else make_optimizer(cfg, model))
+  return Trainer(cfg, chosen, evaluation, own)

@@ -1,9 +1,19 @@
 """The workdir of a run: config.json, and the checks whether a new start may resume it."""
 
+import dataclasses
 import json
 import pathlib
 
-from deltanet_jax.config import TrainConfig, from_json, to_json
+from deltanet_jax.config import (
+  CheckpointConfig,
+  DataConfig,
+  MeshConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainConfig,
+  from_json,
+  to_json,
+)
 from deltanet_jax.data import Task
 from deltanet_jax.files import as_path, write_json
 from deltanet_jax.mixers import import_paths, mixer_config
@@ -36,16 +46,30 @@ _MAY_CHANGE = (
   "eval_batches",
   "max_bad_updates",
 )
+# Sections of a config, whose fields that an older version did not write have their default.
+_SECTIONS = dict(
+  model=ModelConfig,
+  data=DataConfig,
+  optimizer=OptimizerConfig,
+  mesh=MeshConfig,
+  checkpoint=CheckpointConfig,
+)
 
 
 def check(
-  workdir: pathlib.Path, cfg: TrainConfig, *, initial: str | None = None, extend: bool = False
+  workdir: pathlib.Path,
+  cfg: TrainConfig,
+  *,
+  initial: str | None = None,
+  extend: bool = False,
+  own_optimizer: dict[str, str] | None = None,
 ):
   """Raise ValueError if the folder holds another run or other files; writes nothing.
 
   Args:
     initial: path of the initial weights, if the caller names one.
     extend: whether `cfg.tokens` may be larger than that of the run.
+    own_optimizer: structure of the state of the caller's own optimizer, if it passes one.
   """
   mixer_paths(cfg)
   if not (workdir / FILE).exists():
@@ -54,7 +78,10 @@ def check(
   values = _read(workdir / FILE)
   if "identity" not in values:
     raise ValueError(f"{workdir} holds exported weights, not a run: name another workdir.")
-  _check_config(workdir, values["config"], json.loads(json.dumps(to_json(cfg))), extend)
+  _check_optimizer(workdir, values, own_optimizer)
+  unused = () if own_optimizer is None else ("optimizer.",)
+  new = json.loads(json.dumps(to_json(cfg)))
+  _check_config(workdir, _with_defaults(values["config"]), new, extend, (*_MAY_CHANGE, *unused))
   if initial is not None:
     _check_initial(workdir, initial)
 
@@ -68,7 +95,40 @@ def _check_new(workdir, extend):
     raise ValueError(f"{workdir} has no run to extend: name its folder, or leave --extend out.")
 
 
-def _check_config(workdir, old, new, extend):
+def _check_optimizer(workdir, values, new):
+  old = values.get("own_optimizer")
+  if old == new:
+    return
+  named = f"optimizer.name = {values['config']['optimizer'].get('name', 'adamw')!r}"
+  if old is None:
+    raise ValueError(
+      f"{workdir} was started with {named}, now optimizer= is another optimizer: leave it out, or"
+      " use another workdir."
+    )
+  if new is None:
+    raise ValueError(
+      f"{workdir} was started with an optimizer of its own, now it is not given: pass the same as"
+      " optimizer=, or use another workdir."
+    )
+  path = min(p for p in old.keys() | new.keys() if old.get(p) != new.get(p))
+  raise ValueError(
+    f"{workdir} was started with an optimizer whose state{path} is {old.get(path, 'absent')}, now"
+    f" it is {new.get(path, 'absent')}: pass the same optimizer, or use another workdir."
+  )
+
+
+def _with_defaults(config: dict) -> dict:
+  """Return a config with the default of each field that an older version did not have."""
+  filled = _defaults(TrainConfig) | config
+  return filled | {name: _defaults(cls) | config[name] for name, cls in _SECTIONS.items()}
+
+
+def _defaults(cls) -> dict:
+  fields = dataclasses.fields(cls)
+  return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def _check_config(workdir, old, new, extend, may_change):
   kinds = [_mixer_kinds(config) for config in (old, new)]
   if kinds[0] != kinds[1]:
     raise ValueError(
@@ -77,7 +137,7 @@ def _check_config(workdir, old, new, extend):
     )
   old, new = _flatten(old), _flatten(new)
   for key in sorted(old.keys() | new.keys()):
-    if old.get(key) == new.get(key) or key.startswith(_MAY_CHANGE):
+    if old.get(key) == new.get(key) or key.startswith(may_change):
       continue
     longer = key == "tokens" and new[key] > old[key]
     if longer and extend:
@@ -120,11 +180,19 @@ def check_task(workdir: pathlib.Path, cfg: TrainConfig, task: Task):
       )
 
 
-def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, initial: dict | None):
+def write(
+  workdir: pathlib.Path,
+  cfg: TrainConfig,
+  task: Task,
+  origin: dict,
+  initial: dict | None,
+  own_optimizer: dict[str, str] | None = None,
+):
   """Write config.json of a new run: what a resume is compared with, and provenance.
 
   Args:
     initial: origin of the initial weights; None if they are random.
+    own_optimizer: structure of the state of an optimizer passed to `train`; None without one.
   """
   path = workdir / FILE
   if path.exists():
@@ -141,6 +209,7 @@ def write(workdir: pathlib.Path, cfg: TrainConfig, task: Task, origin: dict, ini
       origin=origin,
       initial=initial,
       extended=[],
+      own_optimizer=own_optimizer,
     ),
   )
 

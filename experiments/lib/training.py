@@ -17,6 +17,7 @@ from deltanet_jax.files import writing
 from deltanet_jax.train import (
   DivergenceError,
   Evaluator,
+  InitFrom,
   PreemptionError,
   check_start,
   saved_steps,
@@ -29,7 +30,14 @@ from experiments.lib.records import Records
 from experiments.lib.training_run import TrainingRun
 
 
-def open_task(cfg: TrainConfig, workdir: pathlib.Path, name: str | None = None, **options) -> Task:
+def open_task(
+  cfg: TrainConfig,
+  workdir: pathlib.Path,
+  name: str | None = None,
+  *,
+  initial: InitFrom | None = None,
+  **options,
+) -> Task:
   """Open a task by name, or the corpus of a config; without either, prepare the bundled novels.
 
   Validates config, mesh, workdir and initial weights first, so that nothing is written if one of
@@ -37,17 +45,20 @@ def open_task(cfg: TrainConfig, workdir: pathlib.Path, name: str | None = None, 
 
   Args:
     name: see `extensions.open_task`; None: a corpus.
+    initial: initial weights of a new run.
     options: passed to `check_start`.
   """
-  check_start(cfg, workdir, **options)
+  check_start(cfg, workdir, initial=initial, **options)
   if name is not None:
     return extensions.open_task(name, cfg)
   folder = cfg.data.corpus
   if not folder:
-    folder = workdir / "corpus"
+    folder, tokenizer = workdir / "corpus", load_tokenizer("bytes")
+    if initial is not None and not saved_steps(workdir):
+      initial.check_tokenizer(tokenizer.name, tokenizer.hash)
     if jax.process_index() == 0:
       with writing(workdir):
-        prepare(shipped_corpus(), folder, load_tokenizer("bytes"), validation=0.1)
+        prepare(shipped_corpus(), folder, tokenizer, validation=0.1)
     wait_for_all("corpus")
   corpus = open_corpus(folder)
   return CorpusTask(corpus, length=cfg.data.length, batch=cfg.data.batch, seed=cfg.seed)

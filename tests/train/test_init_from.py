@@ -7,11 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+from deltanet_jax.data import load_tokenizer, open_corpus
+from deltanet_jax.data.corpus.prepare import prepare
 from deltanet_jax.interop import save_fla
-from deltanet_jax.models import preset
+from deltanet_jax.models import build, preset
 from deltanet_jax.models.abstract import weights_of
 from deltanet_jax.train import InitFrom, PreemptionError, check_start, load_trained, save_weights
 from deltanet_jax.train.preemption import Stop
+from tests.data.test_tokenizer import hugging_face
 from tests.support.training import (
   free_address,
   launch,
@@ -152,3 +155,28 @@ def test_the_command_in_two_processes(corpus, folders, tmp_path):
   for process in [launch([*words, f"--rank={rank}"]) for rank in range(2)]:
     wait_for_exit(process)
   assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_weights_of_another_tokenizer_raise(folders, tmp_path):
+  text = tmp_path / "text.txt"
+  text.write_text("a b c d e f g h. " * 400)
+  (tmp_path / "tokenizer").mkdir()
+  file = hugging_face(tmp_path / "tokenizer")
+  prepare(text, tmp_path / "corpus", load_tokenizer(file), validation=0.1)
+  other = open_corpus(tmp_path / "corpus")
+  public = shutil.copytree(folders["public"], tmp_path / "public")
+  hugging_face(public, special="<|endoftext|> <|other|>")
+  cfg = changed(vocab=310)
+  # Another vocabulary size is reported first: weights of the same size are needed.
+  weights = tmp_path / "weights"
+  save_weights(build(cfg.model), weights, tokenizer="bytes")
+  message = r"weights was trained with the tokenizer 'bytes' .* the corpus has 'tokenizer\.json'"
+  with pytest.raises(ValueError, match=f"{message}.*--allow_other_tokenizer"):
+    train_on(other, cfg, tmp_path / "new", initial=InitFrom(weights))
+  assert not (tmp_path / "new").exists()
+  for folder in (folders["run"], public):
+    with pytest.raises(ValueError, match=r"was trained with the tokenizer"):
+      recipe = other.manifest.recipe
+      InitFrom(folder).check_tokenizer(recipe.tokenizer, recipe.tokenizer_hash)
+  InitFrom(folders["public"]).check_tokenizer("bytes", "any")  # unknown
+  InitFrom(weights, allow_other_tokenizer=True).check_tokenizer("tokenizer.json", "any")

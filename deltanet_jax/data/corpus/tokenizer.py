@@ -188,10 +188,15 @@ def _mistral() -> SentencePieceTokenizer:
   return SentencePieceTokenizer(path.read_bytes(), "mistral")
 
 
+def find_tokenizers(folder: str | pathlib.Path) -> list[pathlib.Path]:
+  """Return the paths of all tokenizer files in a folder, preferred ones first."""
+  paths = [files.as_path(folder) / f"tokenizer{x}" for x in (_HUGGING_FACE, _SENTENCE_PIECE)]
+  return [path for path in paths if path.is_file()]
+
+
 def find_tokenizer(folder: str | pathlib.Path) -> pathlib.Path | None:
   """Return the path of the tokenizer file in a folder, or None."""
-  names = [f"tokenizer{suffix}" for suffix in (_HUGGING_FACE, _SENTENCE_PIECE)]
-  return next((path for x in names if (path := files.as_path(folder) / x).is_file()), None)
+  return next(iter(find_tokenizers(folder)), None)
 
 
 def load_tokenizer(name: str | pathlib.Path, folder: str | pathlib.Path = "") -> Tokenizer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from deltanet_jax.config import nearest
 from deltanet_jax.eval.harness import hub, package
+from deltanet_jax.files import as_local_path
 
 # Builders of `datasets` that read files.
 _FILES = ("arrow", "csv", "json", "parquet", "text")
