@@ -6,11 +6,14 @@ the shapes in `AbstractModel` turn it back into an `LM`.
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import Array, Key
 
 from deltanet_jax import sharding
 from deltanet_jax.config import ModelConfig
@@ -27,11 +30,29 @@ class AbstractModel:
   shapes: dict[str, jax.ShapeDtypeStruct]
   axes: dict[str, tuple[str | None, ...]]
   decays: dict[str, bool]
+  rng_state: (
+    Any  # an nnx.State of shapes; empty unless a module such as nnx.Dropout draws random numbers
+  )
 
-  def model(self, weights: dict[str, jax.Array]) -> LM:
-    """Return the model with these weights."""
+  def model(self, weights: dict[str, jax.Array], key: Key[Array, ""] | None = None) -> LM:
+    """Return the model with these weights.
+
+    Args:
+      key: seeds modules that draw random numbers and sets training mode (`nnx.Module.train`); None
+        sets evaluation mode (`nnx.Module.eval`), in which `nnx.Dropout` does nothing.
+    """
     state = jax.tree.unflatten(self.structure, [weights[name] for name in self.shapes])
-    return nnx.merge(self.graph, state)
+    model = nnx.merge(self.graph, state, self._seeded(jax.random.key(0) if key is None else key))
+    (model.eval if key is None else model.train)()
+    return model
+
+  def _seeded(self, key):
+    """Return the state of the random number generators: a key each, counts of zero."""
+    shapes, structure = jax.tree.flatten(self.rng_state)
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    one = lambda i, x: jax.random.split(jax.random.fold_in(key, i), x.shape)
+    leaves = [one(i, x) if is_key(x) else jnp.zeros_like(x) for i, x in enumerate(shapes)]
+    return jax.tree.unflatten(structure, leaves)
 
   def sharded_shapes(self, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shape of every weight with its sharding over the mesh."""
@@ -48,8 +69,18 @@ class AbstractModel:
 
 
 def abstract_model(cfg: ModelConfig) -> AbstractModel:
-  """Trace a model's construction to its graph definition and shapes; allocates no weights."""
-  graph, state = nnx.split(abstract(cfg), nnx.Param)
+  """Trace a model's construction to its graph definition and shapes; allocates no weights.
+
+  Raises:
+    ValueError: a module has a variable that is neither a weight nor the state of a random number
+      generator.
+  """
+  graph, state, rng_state, others = nnx.split(abstract(cfg), nnx.Param, nnx.RngState, ...)
+  for path, variable in nnx.to_flat_state(others):
+    raise ValueError(
+      f"{_name(path)} is an nnx.{type(variable).__name__}, which training would not keep: use"
+      " nnx.Param for weights; state of a sequence belongs to the mixer's decoding state."
+    )
   axes, decays = {}, {}
   for path, weight in nnx.to_flat_state(state):
     metadata = weight.get_metadata()
@@ -59,7 +90,7 @@ def abstract_model(cfg: ModelConfig) -> AbstractModel:
     decays[_name(path)] = metadata["decays"]
   leaves, structure = jax.tree.flatten(state)
   shapes = dict(zip(_names(state), leaves))
-  return AbstractModel(graph, structure, shapes, axes, decays)
+  return AbstractModel(graph, structure, shapes, axes, decays, rng_state)
 
 
 def check_dtype(cfg: ModelConfig):

@@ -25,7 +25,11 @@ def abstract(cfg: ModelConfig) -> LM:
 
 def count_parameters(cfg: ModelConfig) -> int:
   """Return the number of parameters, from shapes alone."""
-  return sum(x.size for x in jax.tree.leaves(abstract(cfg)))
+  return _parameters(abstract(cfg))
+
+
+def _parameters(model: LM) -> int:
+  return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,7 @@ def summarize(cfg: ModelConfig, length: int = 2048) -> Summary:
   recurrent = [mixer.recurrent_state() for mixer in mixers]
   # As in the paper: divided by layers and width, and two blocks without MLP count as one layer.
   layers = cfg.depth if cfg.has_mlp else cfg.depth / 2
-  parameters = sum(x.size for x in jax.tree.leaves(model))
+  parameters = _parameters(model)
   matmul_parameters = parameters - (0 if cfg.tied else math.prod(model.embedding.shape))
   operator_flops = collections.Counter()
   for mixer in mixers:

@@ -101,9 +101,11 @@ class Trainer:
 
   def dropout_keys(self, step: int | Array) -> Array:
     """Return a PRNG key per sequence, by seed and step; independent of mesh and `grad_accum`."""
-    # fold_in(key, 1), because initialization uses the key of the seed itself.
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.cfg.seed), 1), step)
-    return jax.random.split(key, self.cfg.data.batch)
+    return jax.random.split(self._key(1, step), self.cfg.data.batch)
+
+  def _key(self, use: int, step: int | Array) -> Array:
+    # A number per use: initialization has the key of the seed itself.
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.cfg.seed), use), step)
 
   def loss_and_gradient(
     self, weights: dict[str, Array], batch: Batch, step: int | Array
@@ -111,21 +113,23 @@ class Trainer:
     """Return the mean loss over a batch and its gradient, in `grad_accum` micro-batches.
 
     Args:
-      step: seeds dropout.
+      step: seeds dropout. Modules of the user's that draw random numbers, such as `nnx.Dropout`,
+        draw by seed, step and micro-batch.
     """
     if self.cfg.model.embedding_dropout:
       batch = batch | dict(dropout=self.dropout_keys(step))
     # Normalized by the count of the full batch: micro-batches may differ in their targets.
     count = jnp.maximum(batch["mask"].sum(dtype=jnp.int32), 1).astype(jnp.float32)
 
-    def loss(weights, micro_batch):
-      model = self.abstract_model.model(weights)
+    def loss(weights, micro_batch, index):
+      key = jax.random.fold_in(self._key(2, step), index)
+      model = self.abstract_model.model(weights, key)
       totals = batch_totals(model, micro_batch, self.cfg.loss_chunk, scored=self.cfg.data.scored)
       return totals["loss"] / count
 
     n = self.cfg.grad_accum
     if n == 1:
-      return jax.value_and_grad(loss)(weights, batch)
+      return jax.value_and_grad(loss)(weights, batch, 0)
 
     def split(x):
       # A micro-batch takes every n-th sequence, so that every device has sequences in each.
@@ -133,10 +137,10 @@ class Trainer:
       return sharding.constrain(x, *(None, "batch", "length")[: x.ndim])
 
     def add(carry, micro_batch):
-      return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, micro_batch)), None
+      return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(weights, *micro_batch)), None
 
     zero = (jnp.zeros((), accum_dtype(self.cfg.model.dtype)), jax.tree.map(jnp.zeros_like, weights))
-    return lax.scan(add, zero, jax.tree.map(split, batch))[0]
+    return lax.scan(add, zero, (jax.tree.map(split, batch), jnp.arange(n)))[0]
 
   def state_shapes(self) -> State:
     """Return shapes and shardings of the state; allocates nothing."""
