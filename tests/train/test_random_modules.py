@@ -123,5 +123,5 @@ def test_run_resumes_and_evaluates_without_dropout(cfg, corpus, tmp_path):
 
 def test_other_variables_are_refused(cfg, monkeypatch):
   monkeypatch.setitem(MIXERS, "dropped", Averaged)
-  with pytest.raises(ValueError, match="is an nnx[.]BatchStat, which training would not keep"):
+  with pytest.raises(ValueError, match=r"is an nnx[.]BatchStat, which training would not keep"):
     make_trainer(cfg)
