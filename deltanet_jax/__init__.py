@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
   from deltanet_jax import interop as interop
   from deltanet_jax import mixers as mixers
   from deltanet_jax import models as models
+  from deltanet_jax import object_storage as object_storage
   from deltanet_jax import ops as ops
   from deltanet_jax import plugins as plugins
   from deltanet_jax import sharding as sharding
@@ -53,6 +54,7 @@ _SUBMODULES = (
   "interop",
   "mixers",
   "models",
+  "object_storage",
   "ops",
   "plugins",
   "sharding",

@@ -1,7 +1,5 @@
 """The dispatch tables: validation, defaults by platform, and adding an implementation."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,8 +87,9 @@ def test_every_operator_rejects_an_unknown_name_with_the_same_sentence(name):
   f, operator, args = OPERATORS[name]
   names = list(operator.table)
   message = f"implementation is 'foo', expected one of {names} for {operator.name}."
-  with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+  with pytest.raises(ValueError) as raised:
     f(*args, implementation="foo")
+  assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("name", INTERPRETABLE)
@@ -102,8 +101,9 @@ def test_interpret_is_for_kernels_with_the_same_sentence(name):
       f"interpret=True is for Pallas kernels, expected implementation to be one of {kernels} for"
       f" {operator.name}, got {implementation!r}."
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError) as raised:
       f(*args, implementation=implementation, interpret=True)
+    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -47,21 +47,21 @@ def test_sigterm_at_any_time_exits_with_75(corpus, tmp_path):
   assert "stopped by SIGTERM" in last_lines[0], last_lines
 
 
-@pytest.mark.parametrize("moment", ["make_trainer", "Checkpoints", "Meter", "Log"])
+@pytest.mark.parametrize("moment", ["make_trainer", "Checkpoints", "Meter", "open_loggers"])
 def test_sigterm_before_the_first_update(corpus, tmp_path, monkeypatch, moment):
   """In `train` itself, which handles signals from its first line to its last."""
   before, inner = signal.getsignal(signal.SIGTERM), getattr(loop, moment)
 
-  def hooked(*args):
+  def hooked(*args, **options):
     os.kill(os.getpid(), signal.SIGTERM)
-    return inner(*args)
+    return inner(*args, **options)
 
   with monkeypatch.context() as patch:
     patch.setattr(loop, moment, hooked)
     with pytest.raises(PreemptionError, match=r"before the first update|after step 1,"):
       train_on(corpus, tiny(), tmp_path / "run")
   assert signal.getsignal(signal.SIGTERM) is before
-  assert saved_steps(tmp_path / "run") == ([1] if moment == "Log" else [])
+  assert saved_steps(tmp_path / "run") == ([1] if moment == "open_loggers" else [])
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ MUTATIONS = [
   ("jax.nn.softplus(decay.astype", "jax.nn.silu(decay.astype"),
   ('Epilogue("silu", "l2", dk)', 'Epilogue("silu", "l2", dk // 2)'),
   ("jax.nn.sigmoid(beta.astype", "0.5 * jax.nn.sigmoid(beta.astype"),
-  ("gate_activation=jax.nn.sigmoid", "gate_activation=jax.nn.silu"),
+  ('gate_activation="sigmoid"', 'gate_activation="silu"'),
 ]
 
 
