@@ -101,9 +101,14 @@ def launch(words, devices=1, cache=None, by=()) -> subprocess.Popen:
   )
 
 
-def wait_for_exit(process, code=0) -> str:
+def wait_for_exit(process, code=0, *, timeout: float = 500) -> str:
   """Wait for a subprocess, check its exit code and return its output."""
-  output, _ = process.communicate(timeout=500)
+  try:
+    output, _ = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.communicate()
+    raise
   assert process.returncode == code, output
   return output
 

@@ -2,7 +2,7 @@
 
 The run ends bitwise identical to an uninterrupted one.
 
-SOAK_MINUTES=5 XLA_FLAGS= python -m pytest tests/train/test_soak.py -n 0 -s
+SOAK_MINUTES=30 XLA_FLAGS= python -m pytest tests/train/test_soak.py -n 0 -s
 """
 
 import collections
@@ -22,7 +22,7 @@ from deltanet_jax.train.step import make_trainer
 from experiments.lib.exit_codes import PREEMPTED
 from tests.support.training import damage, launch, numbers, tiny, train_words, wait_for_exit
 
-MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
+MINUTES = float(os.environ.get("SOAK_MINUTES", "5"))
 OFTEN = ["--config.tokens=256000000", "--config.checkpoint.every=3", "--config.eval_every=1000000"]
 
 
@@ -87,7 +87,8 @@ def test_soak(corpus, tmp_path):
   readers.stop()
   assert not readers.errors, readers.errors[:3]
   assert sum("is damaged (the checksum" in output for output in outputs) == 1
-  wait_for_exit(arranged(f"stop_after={step}", tmp_path / "uninterrupted"), PREEMPTED)
+  again = arranged(f"stop_after={step}", tmp_path / "uninterrupted")
+  wait_for_exit(again, PREEMPTED, timeout=500 + 60 * MINUTES)
   print(f"exit codes {dict(codes)}, {len(readers.steps)} reads, {step} updates, {faults}")
   assert numbers(workdir) == numbers(tmp_path / "uninterrupted")
   (state, meta), (expected, expected_meta) = map(final_state, (workdir, tmp_path / "uninterrupted"))
