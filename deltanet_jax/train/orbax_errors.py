@@ -50,15 +50,22 @@ def silence_background_errors():
   """Drop tracebacks of orbax's background threads, for the rest of the process."""
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_not_orbax_error)  # adding it twice has no effect
-  warnings.filterwarnings("ignore", "coroutine 'async_serialize.*was never awaited", RuntimeWarning)
+  _ignore_pending_coroutines()
   if not isinstance(sys.unraisablehook, _UnraisableHook):
     sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+
+
+def _ignore_pending_coroutines():
+  """Ignore the warning for writes and reads that orbax did not start before the first error."""
+  pending = "coroutine '(async_serialize|_read_array_index).*was never awaited"
+  warnings.filterwarnings("ignore", pending, RuntimeWarning)
 
 
 @contextlib.contextmanager
 def silenced():
   """Drop everything that hooks and asyncio print while a checkpoint is read or exported."""
   log, ignore = logging.getLogger("asyncio"), lambda *_: None
+  _ignore_pending_coroutines()
   with _LOCK:
     before = sys.excepthook, sys.unraisablehook, log.level
     sys.excepthook = sys.unraisablehook = ignore
