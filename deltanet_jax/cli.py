@@ -1,6 +1,7 @@
 """The console script `deltanet`: `deltanet train ...` runs `python -m experiments.train ...`."""
 
 import ast
+import contextlib
 import difflib
 import importlib.machinery
 import pathlib
@@ -53,7 +54,8 @@ def main() -> NoReturn:
   global prefix
   name, *arguments = sys.argv[1:] or ["--help"]
   if name in ("-h", "--help", "help"):
-    print(usage())
+    with contextlib.suppress(BrokenPipeError):  # `deltanet --help | head`
+      print(usage(), flush=True)
     raise SystemExit(0)
   if name == "--version":
     print(f"deltanet-jax {__version__}")
